@@ -1,0 +1,207 @@
+"""Films: which files each split gets, that they are decoded once, and what made-up ones look like."""
+
+import warnings
+
+import av
+import numpy as np
+import pytest
+
+from undistracted.envs import clips_of, procedural, video
+from undistracted.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("UNDISTRACTED_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The files decoded so far."""
+    files, decode = [], video.decode
+    monkeypatch.setattr(video, "decode", lambda file, color: files.append(file.name) or decode(file, color))
+    return files
+
+
+def write_video(file, tone=100, frames=5, rgb=None, size=(96, 80)):
+    """A flat film of one tone, or one colour."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        picture = np.broadcast_to(np.uint8(rgb or (tone, tone, tone)), (size[1], size[0], 3))
+        for _ in range(frames):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")))
+        container.mux(stream.encode())
+
+
+def test_folder_with_its_own_split(tmp_path):
+    for split, tone in (("train", 50), ("train/deeper", 90), ("test", 200), ("unrelated", 0)):
+        write_video(tmp_path / split / "film.mp4", tone)
+    train, test = clips_of(tmp_path, "train"), clips_of(str(tmp_path), "test")
+    assert train.names == ("train/deeper/film.mp4", "train/film.mp4")
+    assert test.names == ("test/film.mp4",)
+    assert [film.shape for film in train.frames] == [(5, 64, 64)] * 2
+    assert [round(film.mean() / 10) for film in (*train.frames, *test.frames)] == [9, 5, 20]
+    assert len(clips_of(tmp_path, "clean")) == 0
+
+
+def test_folder_without_a_split_is_split_by_name(tmp_path):
+    for index in range(60):
+        (tmp_path / f"film{index}.mp4").touch()
+    (tmp_path / "notes.txt").touch()
+    files = video.split_files(tmp_path)
+    assert not set(files["train"]) & set(files["test"])
+    assert len(files["train"]) + len(files["test"]) == 60
+    assert 5 <= len(files["test"]) <= 20
+    (tmp_path / "another.mp4").touch()
+    later = video.split_files(tmp_path)
+    assert all(set(files[split]) <= set(later[split]) for split in files), "a new file moves no other"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_no_split_is_empty(tmp_path, count):
+    for index in range(count):
+        (tmp_path / f"{index}.webm").touch()
+    files = video.split_files(tmp_path)
+    assert min(len(files["train"]), len(files["test"])) >= 1
+
+
+def test_colour(tmp_path):
+    for name in "ab":
+        write_video(tmp_path / f"{name}.mp4", rgb=(200, 40, 40))
+    film = clips_of(tmp_path, "train", color=True)[0]
+    assert film.shape == (5, 64, 64, 3)
+    np.testing.assert_allclose(film.mean((0, 1, 2)), (200, 40, 40), atol=8)
+    assert clips_of(tmp_path, "train")[0].ndim == 3, "gray is cached apart"
+
+
+def test_long_videos_are_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(video, "MAX_FRAMES", 7)
+    for name in "ab":
+        write_video(tmp_path / f"{name}.mp4", frames=12)
+    assert len(clips_of(tmp_path, "train")[0]) == 7
+
+
+def test_a_file_is_decoded_once(tmp_path, decoded, cache):
+    for name in "ab":
+        write_video(tmp_path / f"{name}.mp4", tone=30)
+    first = clips_of(tmp_path, "train")
+    video.load_file.cache_clear()  # as a new process would
+    again = clips_of(tmp_path, "train")
+    assert len(decoded) == 1
+    assert isinstance(again[0], np.memmap) and np.array_equal(first[0], again[0])
+    assert [file.suffix for file in cache.iterdir()] == [".npy"], "nothing but whole films"
+    write_video(tmp_path / first.names[0], tone=220, frames=6)
+    assert clips_of(tmp_path, "train")[0].mean() == pytest.approx(220, abs=5), "a changed file is decoded again"
+
+
+def test_a_torn_cache_file_is_made_again(tmp_path, decoded, cache):
+    for name in "ab":
+        write_video(tmp_path / f"{name}.mp4")
+    clips_of(tmp_path, "train")
+    (file,) = cache.iterdir()
+    file.write_bytes(file.read_bytes()[:1000])
+    video.load_file.cache_clear()
+    assert clips_of(tmp_path, "train")[0].shape == (5, 64, 64)
+    assert len(decoded) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"this is not a video" * 100])
+def test_an_unreadable_file_is_skipped_with_one_warning(tmp_path, decoded, content):
+    write_video(tmp_path / "train" / "good.mp4")
+    write_video(tmp_path / "test" / "good.mp4")
+    (tmp_path / "train" / "broken.mp4").write_bytes(content)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        names = [clips_of(tmp_path, "train").names for _ in range(3)]
+    assert names == [("train/good.mp4",)] * 3
+    assert len(caught) == 1 and "broken.mp4" in str(caught[0].message)
+    assert decoded.count("broken.mp4") == 1
+
+
+def test_no_usable_video(tmp_path):
+    with pytest.raises(UserError, match="no video folder"):
+        clips_of(tmp_path / "missing", "train")
+    with pytest.raises(UserError, match="no video files"):
+        clips_of(tmp_path, "train")
+    (tmp_path / "a.mp4").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="only one video"):
+        clips_of(tmp_path, "train")
+    (tmp_path / "b.mp4").write_bytes(b"nothing")
+    with pytest.warns(UserWarning), pytest.raises(UserError, match="no usable video"):
+        clips_of(tmp_path, "train")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("UNDISTRACTED_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match="UNDISTRACTED_CACHE"):
+        clips_of(None, "train")
+
+
+def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(UserError, match="No space left"):
+        video.cached("film", lambda: np.zeros(3))
+    assert not list(cache.iterdir())
+
+
+def test_official_loop(tmp_path):
+    for index in range(4):
+        write_video(tmp_path / "train" / f"{index}.mp4", tone=60 * index + 20, frames=300)
+    write_video(tmp_path / "test" / "t.mp4", tone=255)
+    loops = [clips_of(tmp_path, split, protocol="official", seed=seed)
+             for split, seed in (("train", 0), ("test", 0), ("train", 1))]  # fmt: skip
+    assert [loop[0].shape for loop in loops] == [(1000, 64, 64)] * 3
+    assert np.array_equal(loops[0][0], loops[1][0]), "the test split sees the training loop"
+    assert loops[0].names != loops[2].names
+    train = clips_of(tmp_path, "train")
+    films = dict(zip(train.names, train.frames, strict=True))
+    joined = np.concatenate([films[name] for name in loops[0].names])[:1000]
+    assert np.array_equal(loops[0][0], joined)
+
+
+def test_procedural_splits_are_disjoint_and_cached(cache, monkeypatch):
+    monkeypatch.setattr(procedural, "SEEDS", {split: seeds[:3] for split, seeds in procedural.SEEDS.items()})
+    train, test = clips_of(None, "train"), clips_of(None, "test")
+    assert len({film.tobytes() for film in (*train.frames, *test.frames)}) == 6
+    assert not set(train.names) & set(test.names)
+    monkeypatch.setattr(procedural, "film", None)
+    assert np.array_equal(clips_of(None, "train")[2], train[2])
+
+
+def test_procedural_split_seeds():
+    train, test = (set(procedural.SEEDS[split]) for split in ("train", "test"))
+    assert (len(train), len(test)) == (40, 20) and not train & test
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_procedural_films_move_slowly_and_loop(color):
+    film = procedural.film(5, color)
+    assert film.shape == (200, 64, 64, 3) if color else (200, 64, 64)
+    assert np.array_equal(film, procedural.film(5, color)) and film.dtype == np.uint8
+    change = np.abs(np.diff(film.astype(float), axis=0, append=film[:1])).mean(axis=tuple(range(1, film.ndim)))
+    assert 0.5 < change.mean() < 10, "moves, and is not noise"
+    assert change[-1] < 1.5 * change[:-1].max(), "the last frame leads to the first"
+    if color:
+        assert np.abs(film[..., 0].astype(float) - film[..., 2]).mean() > 2
+
+
+@pytest.mark.parametrize("seed", [0, 17, 1003])
+def test_procedural_films_have_a_natural_spectrum(seed):
+    film = procedural.film(seed)[::20].astype(float)
+    pictures = (film - film.mean((1, 2), keepdims=True)) * np.hanning(64)[:, None] * np.hanning(64)
+    power = (np.abs(np.fft.fft2(pictures)) ** 2).mean(0)
+    frequency = np.fft.fftfreq(64, 1 / 64)
+    radius = np.rint(np.hypot(frequency[:, None], frequency)).astype(int)
+    radial = np.bincount(radius.ravel(), power.ravel()) / np.bincount(radius.ravel())
+    rings = np.arange(2, 28)
+    slope, _ = np.polyfit(np.log(rings), np.log(radial[rings]), 1)
+    assert -3.5 < slope < -1.5
+    assert 15 < film.std((1, 2)).mean() < 70, "the contrast of real video"

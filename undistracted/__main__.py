@@ -1,0 +1,129 @@
+"""The command line: each verb parses its settings and calls one function that a notebook could call too."""
+
+import contextlib
+import difflib
+import io
+import json
+import os
+import sys
+
+from undistracted.errors import UserError
+
+VERBS = {
+    "train": "train an agent on a task",
+    "evaluate": "returns of a trained run on seen, unseen or no backgrounds, and a film",
+    "bench": "update, policy, environment and end-to-end rates of this machine",
+    "tasks": "what can be learned",
+    "agents": "what can learn",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a verb; 0 on success, 2 with one `error:` line on a user's mistake."""
+    verb, *args = sys.argv[1:] if argv is None else argv or ["--help"]
+    if verb in ("-h", "--help", "help"):
+        print("usage: undistracted VERB ...      (undistracted VERB --help says more)\n")
+        print("\n".join(f"  {name:10s} {text}" for name, text in VERBS.items()))
+        return 0
+    try:
+        if verb not in VERBS:
+            raise UserError(f"unknown verb '{verb}'{nearest(verb, VERBS)}; undistracted --help lists them")
+        globals()[f"run_{verb}"](args)
+    except UserError as e:
+        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of stdout went away, as in `undistracted tasks | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def run_train(args: list[str]) -> None:
+    import tyro
+
+    from undistracted.agents import AGENTS
+    from undistracted.config import Config, preset_config
+
+    # The preset decides the other defaults, which --help then shows.
+    preset = value_of(args, "--preset") or "auto"
+    config = parse(Config, args, "train", preset_config(tyro.MISSING, preset))
+    if config.agent not in AGENTS:
+        raise UserError(
+            f"unknown agent '{config.agent}'{nearest(config.agent, AGENTS)}; undistracted agents lists them"
+        )
+    from undistracted.train import train
+
+    train(config)
+
+
+def run_evaluate(args: list[str]) -> None:
+    from undistracted.evaluate import EvaluateConfig, evaluate
+    from undistracted.logger import print_summary
+
+    print_summary(evaluate(parse(EvaluateConfig, args, "evaluate")))
+
+
+def run_bench(args: list[str]) -> None:
+    from undistracted.bench import BenchConfig, bench, print_bench
+
+    options = parse(BenchConfig, args, "bench")
+    result = bench(options)
+    print(json.dumps(result)) if options.json else print_bench(result)
+
+
+def run_tasks(args: list[str]) -> None:
+    from undistracted.envs import task_names
+
+    no_arguments("tasks", args)
+    print("\n".join(task_names()))
+
+
+def run_agents(args: list[str]) -> None:
+    from undistracted.agents import AGENTS
+
+    no_arguments("agents", args)
+    print("\n".join(f"{name:14s} {text}" for name, text in AGENTS.items()))
+
+
+def parse(settings, args: list[str], verb: str, default=None):
+    """Read a dataclass off the command line; a mistake becomes one line instead of a boxed page."""
+    import tyro
+
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(settings, args=args, prog=f"undistracted {verb}", default=default)
+    except SystemExit as e:
+        if not e.code:
+            raise
+        lines = [line.strip("│╭╮╰╯ ") for line in errors.getvalue().splitlines()[1:]]
+        rule = next((i for i, line in enumerate(lines) if line.startswith("───")), len(lines))
+        raise UserError(f"{' '.join(lines[:rule])} (see undistracted {verb} --help)") from None
+
+
+def value_of(args: list[str], flag: str) -> str | None:
+    """The value of `--flag value` or `--flag=value`, before the command line is read in full."""
+    for i, arg in enumerate(args):
+        if arg == flag and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(f"{flag}="):
+            return arg.split("=", 1)[1]
+    return None
+
+
+def no_arguments(verb: str, args: list[str]) -> None:
+    if {"-h", "--help"} & set(args):
+        print(f"usage: undistracted {verb}      {VERBS[verb]}")
+        raise SystemExit(0)
+    if args:
+        raise UserError(f"undistracted {verb} takes no arguments, got '{' '.join(args)}'")
+
+
+def nearest(name: str, names) -> str:
+    close = difflib.get_close_matches(name, names, 1)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""An agent that learns its behaviour in the imagination of a world model, and acts by filtering with it.
+
+The world model is a module (here RePo) with an `encoder`, an `rssm`, a `reward` head and `losses(batch, key)`.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from undistracted.behaviour import Actor, behaviour_losses
+from undistracted.data import Batch, flatten_rows
+from undistracted.nets import Scalar
+from undistracted.optim import adam, apply
+from undistracted.rssm import Latent
+
+
+class Policy(NamedTuple):
+    """All that acting needs: what a deployment loads and an evaluation copies."""
+
+    model: Any
+    actor: Actor
+
+
+class State(NamedTuple):
+    """All that learning changes."""
+
+    policy: Policy
+    critic: Scalar
+    moments: dict  # of the Adams of model, actor and critic
+
+
+class Carry(NamedTuple):
+    """What the policy remembers from one row to the next."""
+
+    latent: Latent
+    action: Float[Array, "*n A"]
+
+
+class LatentAgent:
+    def __init__(self, world_model, config, action_size: int):
+        self.world_model, self.config, self.action_size = world_model, config, action_size
+        self.optimisers = {
+            "model": world_model.optimiser(config),
+            "actor": adam(config.actor_lr, config.clip),
+            "critic": adam(config.critic_lr, config.clip),
+        }
+
+    def init(self, key) -> State:
+        c, k = self.config, jax.random.split(key, 3)
+        features = c.belief + c.state
+        model = self.world_model(c, self.action_size, k[0])
+        actor = Actor(features, self.action_size, hidden=c.hidden, key=k[1], dtype=c.precision)
+        critic = Scalar(features, c.hidden, 3, k[2], c.precision)
+        modules = {"model": model, "actor": actor, "critic": critic}
+        moments = {name: optimiser.init(modules[name]) for name, optimiser in self.optimisers.items()}
+        return State(Policy(model, actor), critic, moments)
+
+    def initial_carry(self, policy: Policy, n: int) -> Carry:
+        return Carry(policy.model.rssm.initial(n), jnp.zeros((n, self.action_size)))
+
+    def act(self, policy: Policy, carry: Carry, obs, first, key=None) -> tuple[Float[Array, "n A"], Carry]:
+        """Filter n observations and act on them: by the means of posterior and policy, or, given a key, by samples."""
+        latent_key, action_key = (None, None) if key is None else jax.random.split(key)
+        noise = None if key is None else jax.random.normal(latent_key, carry.latent.state.shape)
+        x = policy.model.encoder(obs)
+        latent = policy.model.rssm.step(carry.latent, carry.action, x, first, noise)
+        action = policy.actor.act(latent.features, action_key)
+        return action, Carry(latent, action)
+
+    def update(self, state: State, batch: Batch, key) -> tuple[State, dict]:
+        """One gradient step: world model, then actor and critic in the imagination of the new model."""
+        (model, actor), critic = state.policy, state.critic
+        model_key, behaviour_key = jax.random.split(key)
+
+        def model_loss(model):
+            z, losses, metrics = model.losses(batch, model_key)
+            return *reduce_losses(losses), (z, metrics)
+
+        def behaviour_loss(modules):
+            losses, metrics = self.behaviour(*modules, model, flatten_rows(z), behaviour_key)
+            return *reduce_losses(losses), metrics
+
+        grads, means, (z, watched) = gradient(model_loss, model)
+        moments = {}
+        model, moments["model"] = apply(self.optimisers["model"], grads, state.moments["model"], model)
+        metrics = means | watched | {"model_gradient": optax.global_norm(grads)}
+
+        grads, means, watched = gradient(behaviour_loss, (actor, critic))
+        metrics |= means | watched
+        modules = {}
+        for name, module, grad in zip(("actor", "critic"), (actor, critic), grads, strict=True):
+            modules[name], moments[name] = apply(self.optimisers[name], grad, state.moments[name], module)
+            metrics[f"{name}_gradient"] = optax.global_norm(grad)
+        state = State(Policy(model, modules["actor"]), modules["critic"], moments)
+        return state, metrics
+
+    def behaviour(self, actor, critic, model, start: Latent, key):
+        c = self.config
+        return behaviour_losses(
+            actor,
+            critic,
+            model,
+            start,
+            key,
+            horizon=c.horizon - c.official_horizon,  # the released code imagines one latent less
+            gamma=c.gamma,
+            lambda_=c.return_lambda,
+            entropy_bonus=c.entropy_bonus,
+        )
+
+
+def reduce_losses(losses: dict) -> tuple[Float[Array, ""], dict]:
+    """The one scalar that is differentiated, and the mean of each term for the log."""
+    means = {f"{name}_loss": loss.mean() for name, loss in losses.items()}
+    return sum(means.values()), means
+
+
+def gradient(loss, modules):
+    """Gradient of `loss(modules) -> (scalar, means, extra)`, with the means and the extra."""
+
+    def objective(modules):
+        scalar, means, extra = loss(modules)
+        return scalar, (means, extra)
+
+    grads, (means, extra) = eqx.filter_grad(objective, has_aux=True)(modules)
+    return grads, means, extra

@@ -1,0 +1,79 @@
+"""RePo: latents that predict the reward and their own future, and as little else as possible.
+
+The paper's Eq. 4.4, as it is minimised here, per agent step and in nats:
+
+    min over p, q_r, q_z, h, max over beta:   -log q_r(r_t | z_t)  +  beta (KL(p || q_z) - epsilon)
+
+p is the posterior, q_z the prior. There is no decoder: its absence is the method. `docs/agents/repo.md` has the
+metrics and every departure from the paper.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.lax import stop_gradient as sg
+from jaxtyping import Array, Float
+
+from undistracted.data import Batch
+from undistracted.dists import unit_nll
+from undistracted.nets import Encoder, Scalar
+from undistracted.optim import adam
+from undistracted.rssm import RSSM, balanced_kl, fresh_start, official_start
+
+
+class RePo(eqx.Module):
+    encoder: Encoder  # h      o_t -> x_t
+    rssm: RSSM  # p, q_z   posterior and prior over z_t
+    reward: Scalar  # q_r    z_t -> r_t
+    log_beta: Float[Array, ""]  # dual variable of the bottleneck
+    epsilon: float = eqx.field(static=True)
+    alpha: float = eqx.field(static=True)
+
+    def __init__(self, config, action_size: int, key):
+        k = jax.random.split(key, 3)
+        dtype = config.precision
+        self.encoder = Encoder(config.channels, k[0], dtype)
+        self.rssm = RSSM(
+            action_size,
+            self.encoder.size,
+            belief=config.belief,
+            state=config.state,
+            hidden=config.hidden,
+            key=k[1],
+            dtype=dtype,
+            unroll=config.unroll,
+            boundary=official_start if config.official_boundary else fresh_start,
+        )
+        self.reward = Scalar(config.belief + config.state, config.hidden, 3, k[2], dtype)
+        self.log_beta = jnp.log(jnp.float32(config.beta0))
+        self.epsilon = config.epsilon
+        self.alpha = config.r / (config.r + 1)
+
+    def losses(self, batch: Batch, key):
+        """Latents z (T, B), the terms of the objective, each (T, B), and what to watch."""
+        x = self.encoder(batch.obs)
+        z, posterior, prior = self.rssm.observe(x, batch.action, batch.first, key)
+        kl = balanced_kl(posterior, prior, self.alpha)
+        violation = kl - self.epsilon  # Eq. 4.3
+        losses = {
+            "reward": jnp.where(batch.first, 0.0, unit_nll(self.reward(z.features), batch.reward)),  # Eq. 4.2
+            "bottleneck": jnp.exp(sg(self.log_beta)) * violation,
+            "dual": -self.log_beta * sg(violation),  # log beta climbs while KL exceeds epsilon
+        }
+        metrics = {
+            "kl": kl.mean(),
+            "beta": jnp.exp(self.log_beta),
+            "posterior_std": posterior.std.mean(),
+            "prior_std": prior.std.mean(),
+        }
+        return z, losses, metrics
+
+    @staticmethod
+    def optimiser(config) -> optax.GradientTransformation:
+        """Adam with clipping for the model; the dual variable climbs by an Adam of its own, unclipped."""
+
+        def label(model):
+            return eqx.tree_at(lambda m: m.log_beta, jax.tree.map(lambda _: "model", model), "dual")
+
+        return optax.partition({"model": adam(config.model_lr, config.clip), "dual": adam(config.beta_lr)}, label)

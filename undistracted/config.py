@@ -1,0 +1,253 @@
+"""Every setting of a training run, with the paper's values as defaults, and the presets.
+
+A run's `config.json` is this dataclass, complete: rerunning from it gives the same run.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from undistracted.envs import check_task, domain
+from undistracted.errors import UserError
+
+# The paper's table of hyper-parameters by domain; domains it does not list use the row of walker and cheetah.
+BOTTLENECK = {
+    "walker": dict(beta0=1e-5, epsilon=3.0, r=5.0),
+    "cheetah": dict(beta0=1e-5, epsilon=3.0, r=5.0),
+    "hopper": dict(beta0=1e-4, epsilon=1.0, r=3.0),
+    "cartpole": dict(beta0=1e-4, epsilon=3.0, r=4.0),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train an agent on a task. Steps are agent steps: frames divided by the action repeat."""
+
+    task: tyro.conf.Positional[str]
+    """What to learn, e.g. distracted/walker-walk; `undistracted tasks` lists them."""
+    agent: str = "repo"
+    """The method; `undistracted agents` lists them."""
+    preset: Literal["auto", "paper", "small", "debug"] = "auto"
+    """Sizes and schedule: the paper's, small (minutes on 2 CPU cores), debug (seconds); auto = paper on a GPU."""
+    steps: int = 500_000
+    """Agent steps to train for, after the prefill."""
+    seed: int = 0
+    """Seed of parameters, environments, videos and sampling."""
+    seeds: int = 1
+    """Train this many seeds at once (seed, seed + 1, ...), each with environments and replay of its own."""
+    videos: str | None = None
+    """Folder of background videos (with train/ and test/, or split 80/20); built-in moving pictures without it."""
+    run: str | None = None
+    """Run directory; runs/TASK-AGENT-sSEED without it."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run directory."""
+
+    # Environment
+    protocol: Literal["random", "official"] = "random"
+    """Backgrounds: a new clip and position each episode, or the released code's one loop of 1000 frames."""
+    render: Literal["fast", "faithful"] = "fast"
+    """Fast drops shadows, reflections and anti-aliasing; faithful is dm_control's own look."""
+    color: bool = False
+    """Colour video instead of gray."""
+    action_repeat: int | None = None
+    """Frames per agent step; by task without it (2 for DeepMind Control, 1 for gym/...)."""
+    envs: int = 16
+    """Environments that collect at once, per seed."""
+    processes: bool = True
+    """Run each environment in a process of its own."""
+
+    # Schedule
+    prefill: int = 5_000
+    """Steps of random actions before learning; they do not count towards the steps."""
+    replay_size: int = 500_000
+    """Rows kept for learning, per seed."""
+    updates_per_step: float = 0.2
+    """Gradient steps per agent step: the paper's 100 per 500, spread evenly."""
+    batch: int = 50
+    """Sequences per update."""
+    length: int = 50
+    """Rows per sequence."""
+
+    # Model
+    channels: tuple[int, ...] = (32, 64, 128, 256)
+    """Channels of the four convolutions."""
+    belief: int = 200
+    """Size of the deterministic belief, D."""
+    state: int = 30
+    """Size of the stochastic state, Z."""
+    hidden: int = 200
+    """Width of every MLP layer."""
+    model_lr: float = 3e-4
+    """Adam's rate for encoder, RSSM and reward."""
+    clip: float = 100.0
+    """Clip of the global gradient norm of model, actor and critic, each."""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of matrix products; parameters and losses are float32. auto = bfloat16 on a GPU."""
+    unroll: int = 5
+    """Steps of the recurrent loops that are compiled into one."""
+
+    # Bottleneck
+    beta0: float | None = None
+    """Initial dual variable; by domain from the paper's table without it."""
+    epsilon: float | None = None
+    """Budget of the bottleneck, nats per step; by domain without it."""
+    r: float | None = None
+    """KL balance: prior steps per posterior step, alpha = r / (r + 1); by domain without it."""
+    beta_lr: float = 1e-4
+    """Adam's rate for log beta."""
+    official_boundary: bool = False
+    """Episode starts as in the released code: belief and last action flow on from the old episode."""
+
+    # Behaviour
+    horizon: int = 15
+    """Imagined latents."""
+    official_horizon: bool = False
+    """The released code's count: one imagined latent less than the horizon says."""
+    gamma: float = 0.99
+    """Discount per agent step."""
+    return_lambda: float = 0.95
+    """Lambda of the lambda-returns."""
+    entropy_bonus: float = 3e-4
+    """Weight of the policy's entropy."""
+    actor_lr: float = 8e-5
+    """Adam's rate for the actor."""
+    critic_lr: float = 8e-5
+    """Adam's rate for the critic."""
+
+    # Evaluation, logs, checkpoints
+    eval_every: int = 25_000
+    """Steps between evaluations; they run beside training."""
+    eval_episodes: int = 16
+    """Episodes per split and seed in each evaluation."""
+    eval_envs: int = 16
+    """Environments per split and seed that evaluate at once."""
+    log_every: int = 2_500
+    """Steps between lines of metrics.jsonl."""
+    checkpoint_every: int = 50_000
+    """Steps between checkpoints."""
+    save_replay: bool = True
+    """Keep the replay with the checkpoints: needed to resume and to adapt (6 GB for a paper run)."""
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.run or f"runs/{self.task.split('/')[-1]}-{self.agent}-s{self.seed}")
+
+    def env(self, split: str, seed: int = 0) -> dict:
+        """Keyword arguments of `make_env` for the seed-th seed of the run."""
+        names = "task", "videos", "protocol", "render", "color", "action_repeat"
+        return {"split": split, "seed": self.seed + seed} | {name: getattr(self, name) for name in names}
+
+    def save(self, path: Path) -> None:
+        settings = dataclasses.asdict(self) | {"resume": False}
+        path.write_text(json.dumps(settings, indent=2) + "\n")
+
+    @staticmethod
+    def load_run(run: Path) -> "Config":
+        path = run / "config.json"
+        if not path.exists():
+            raise UserError(f"{run} is not a run directory: it holds no config.json")
+        settings = json.loads(path.read_text())
+        return Config(**settings | {"channels": tuple(settings["channels"])})
+
+
+PRESETS: dict[str, dict] = {
+    "paper": {},
+    "small": dict(
+        steps=20_000,
+        envs=2,
+        prefill=2_000,
+        replay_size=50_000,
+        batch=16,
+        length=20,
+        channels=(8, 16, 32, 64),
+        belief=128,
+        state=16,
+        hidden=128,
+        horizon=12,
+        model_lr=6e-4,
+        actor_lr=3e-4,
+        critic_lr=3e-4,
+        beta_lr=1e-3,
+        unroll=1,
+        eval_every=5_000,
+        eval_episodes=4,
+        eval_envs=2,
+        log_every=500,
+        checkpoint_every=10_000,
+    ),
+    "debug": dict(
+        steps=200,
+        envs=2,
+        processes=False,
+        prefill=100,
+        replay_size=1_000,
+        updates_per_step=0.05,
+        batch=4,
+        length=8,
+        channels=(4, 4, 4, 4),
+        belief=16,
+        state=4,
+        hidden=16,
+        horizon=4,
+        unroll=1,
+        eval_every=100,
+        eval_episodes=1,
+        eval_envs=1,
+        log_every=50,
+        checkpoint_every=100,
+    ),
+}
+
+
+def preset_config(task: str, preset: str = "auto", **overrides) -> Config:
+    """The settings of a preset, with overrides: `preset_config("distracted/walker-walk", "small", steps=1000)`."""
+    return dataclasses.replace(Config(task, preset=preset), **PRESETS[resolve_preset(preset)] | overrides)
+
+
+def resolve_preset(preset: str) -> str:
+    if preset not in ("auto", *PRESETS):
+        raise UserError(f"unknown preset '{preset}'; choose one of auto, {', '.join(PRESETS)}")
+    return preset if preset != "auto" else "paper" if on_gpu() else "small"
+
+
+def on_gpu() -> bool:
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def complete(config: Config) -> Config:
+    """Check the settings and fill in those that depend on task or machine."""
+    check_task(config.task)
+    for name in ("steps", "prefill", "updates_per_step"):
+        if getattr(config, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(config, name)}; it must not be negative")
+    positive = [
+        "seeds",
+        "envs",
+        "batch",
+        "length",
+        "horizon",
+        "eval_every",
+        "eval_episodes",
+        "eval_envs",
+        "log_every",
+        "checkpoint_every",
+    ]
+    for name in positive:
+        if getattr(config, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(config, name)}; it must be at least 1")
+    if config.prefill // config.envs < config.length:
+        need = config.length * config.envs
+        raise UserError(
+            f"--prefill {config.prefill} gives each of {config.envs} environments fewer rows than one "
+            f"sequence of {config.length}; use --prefill {need} or more"
+        )
+    row = BOTTLENECK.get(domain(config.task), BOTTLENECK["walker"])
+    chosen = {name: value for name, value in row.items() if getattr(config, name) is None}
+    precision = ("bfloat16" if on_gpu() else "float32") if config.precision == "auto" else config.precision
+    return dataclasses.replace(config, preset=resolve_preset(config.preset), precision=precision, **chosen)

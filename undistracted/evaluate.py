@@ -1,0 +1,166 @@
+"""Evaluation: many episodes at once on each split, by the means of posterior and policy, beside training or alone."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+import tyro
+
+from undistracted.config import Config
+from undistracted.data import Batch
+from undistracted.errors import UserError
+from undistracted.film import write_film
+from undistracted.rollout import Environments
+
+SPLITS = "train", "test", "clean"
+
+
+class Result(NamedTuple):
+    """One row of eval.csv."""
+
+    step: int
+    seed: int
+    split: str
+    episode: int
+    reward: float
+    length: int
+    success: float | None
+
+
+def splits_of(task: str) -> tuple[str, ...]:
+    """Only distracted tasks have backgrounds to split by."""
+    return SPLITS if task.split("/")[0] in ("distracted", "scoreboard") else ("clean",)
+
+
+class Evaluation:
+    """Environments of every seed and split, stepped one row at a time, so that training can go on in between.
+
+    `start` copies the policy; `advance` takes one step of every environment and returns the results once all episodes
+    are complete, else None. `frames` then holds a film of the first episode on each split.
+    """
+
+    def __init__(self, config: Config, learner, splits=None):
+        self.config, self.learner = config, learner
+        self.splits = splits or splits_of(config.task)
+        self.per_split = min(config.eval_envs, config.eval_episodes)
+        self.per_seed = self.per_split * len(self.splits)
+        each = [(seed, split) for seed in range(config.seeds) for split in self.splits for _ in range(self.per_split)]
+        self.envs = Environments([config.env(split, seed) for seed, split in each], config.processes)
+        self.running = False
+
+    def start(self, step: int) -> None:
+        c = self.config
+        self.step, self.running, self.results = step, True, []
+        self.policy = self.learner.policy_copy()
+        self.carry = self.learner.initial_carry(self.per_seed)
+        seeds = [[c.seed + s, step, i] for s in range(c.seeds) for i in range(self.per_seed)]
+        self.row = self.envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in seeds])
+        self.frames = {split: [] for split in self.splits}
+        self.counts = np.zeros((c.seeds, len(self.splits)), int)
+
+    def advance(self) -> list[Result] | None:
+        self._film()
+        action, self.carry = self.learner.act(self.carry, self._by_seed(self.row), 0, self.policy)
+        self.envs.send(np.asarray(action).reshape(self.envs.count, -1))
+        self.row, episodes = self.envs.receive()
+        for episode in episodes:
+            seed, split = divmod(episode.env // self.per_split, len(self.splits))
+            if self.counts[seed, split] < self.config.eval_episodes:
+                number, name = self.counts[seed, split], self.splits[split]
+                result = Result(self.step, self.config.seed + seed, name, int(number), *episode[1:])
+                self.counts[seed, split] += 1
+                self.results.append(result)
+        self.running = bool((self.counts < self.config.eval_episodes).any())
+        return None if self.running else sorted(self.results, key=lambda r: (r.seed, SPLITS.index(r.split), r.episode))
+
+    def finish(self) -> list[Result]:
+        """Complete the evaluation under way."""
+        results = None
+        while results is None:
+            results = self.advance()
+        return results
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def _by_seed(self, row: Batch) -> Batch:
+        return jax.tree.map(lambda x: x.reshape(self.config.seeds, self.per_seed, *x.shape[1:]), row)
+
+    def _film(self) -> None:
+        for i, split in enumerate(self.splits):
+            if self.counts[0, i] == 0:
+                self.frames[split].append(self.row.obs[i * self.per_split].copy())
+
+
+def summarise(results: list[Result]) -> dict[str, dict]:
+    """Mean, standard deviation and count of the returns by split, and the success rate where there is one."""
+    summary = {}
+    for split in dict.fromkeys(r.split for r in results):
+        rows = [r for r in results if r.split == split]
+        returns = np.array([r.reward for r in rows])
+        summary[split] = {"return": float(returns.mean()), "std": float(returns.std()), "episodes": len(rows)}
+        if all(r.success is not None for r in rows):
+            summary[split]["success"] = float(np.mean([r.success for r in rows]))
+    return summary
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Evaluate a run's newest checkpoint."""
+
+    run: tyro.conf.Positional[str]
+    """Run directory."""
+    task: str | None = None
+    """Another task to evaluate on, with the same action size; the run's own without it."""
+    split: Literal["train", "test", "clean", "all"] = "test"
+    """Backgrounds: seen in training, never seen, none, or all three."""
+    episodes: int = 16
+    """Episodes per split and seed."""
+    videos: str | None = None
+    """Another folder of videos; the run's own without it."""
+    video: str | None = None
+    """Write a film of the first episodes to this .mp4 file."""
+    json: bool = False
+    """Print one JSON object on stdout and nothing else there."""
+
+
+def evaluate(options: EvaluateConfig) -> dict:
+    """Returns by split of a run's newest checkpoint, e.g. `evaluate(EvaluateConfig("runs/x"))["test"]["return"]`."""
+    from undistracted.checkpoint import load_learner
+
+    if options.episodes < 1:
+        raise UserError(f"--episodes is {options.episodes}; it must be at least 1")
+    config = Config.load_run(Path(options.run))
+    changes = {"task": options.task, "videos": options.videos}
+    config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})
+    config = dataclasses.replace(config, eval_episodes=options.episodes)
+    learner, step = load_learner(Path(options.run), config)
+    splits = splits_of(config.task) if options.split == "all" else (options.split,)
+    if not set(splits) <= set(splits_of(config.task)):
+        splits = splits_of(config.task)  # an undistracted task has one look only
+    evaluation = Evaluation(config, learner, splits)
+    try:
+        if evaluation.envs.action_size != learner.agent.action_size:
+            raise UserError(
+                f"'{config.task}' takes {evaluation.envs.action_size} actions, the run's agent has "
+                f"{learner.agent.action_size}; evaluate it on a task of the same body"
+            )
+        evaluation.start(step)
+        results = evaluation.finish()
+    finally:
+        evaluation.close()
+    summary = summarise(results)
+    if options.video:
+        write_film(Path(options.video), evaluation.frames)
+        print(f"film: {options.video}", file=sys.stderr)
+    if options.json:
+        returns = {split: [r.reward for r in results if r.split == split] for split in summary}
+        print(
+            json.dumps({"run": options.run, "task": config.task, "step": step, "splits": summary, "returns": returns})
+        )
+    return summary

@@ -1,0 +1,146 @@
+"""What lives on the device: agent, replay and random keys of every seed, and the compiled calls on them.
+
+Agents are written for one seed; here they are mapped over the leading seed axis S. Calls are dispatched and return at
+once: the host goes on to step the environments while the device learns. Keys are derived from the seed and a counter,
+so a resumed run draws what an uninterrupted one would have drawn.
+"""
+
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from undistracted import replay as ring
+from undistracted.agents import make_agent
+from undistracted.config import Config
+from undistracted.data import Batch
+
+
+class Learner:
+    def __init__(self, config: Config, action_size: int, *, replay: bool = True):
+        self.config, self.agent = config, make_agent(config, action_size)
+        self.updates = 0
+        seeds = jnp.arange(config.seed, config.seed + config.seeds)
+        init_key, self.act_keys, self.update_keys = (
+            jax.vmap(lambda s, stream=stream: jax.random.fold_in(jax.random.key(s), stream))(seeds)
+            for stream in range(3)
+        )
+        self.state = jax.jit(jax.vmap(self.agent.init))(init_key)
+        capacity = config.replay_size // config.envs if replay else config.length
+        new_ring = partial(ring.empty, capacity, config.envs, action_size)
+        with jax.default_device(replay_device(jax.eval_shape(new_ring), config.seeds)):
+            self.replay = jax.jit(jax.vmap(lambda _: new_ring()))(seeds)
+        self.on_device = self.replay.written.devices() == self.act_keys.devices()
+        self._compile()
+        self.totals = None
+
+    def _compile(self):
+        c, agent = self.config, self.agent
+
+        def act_one(policy, carry, obs, first, key, count, explore):
+            return agent.act(policy, carry, obs, first, jax.random.fold_in(key, count) if explore else None)
+
+        def sample_one(replay, key, count):
+            key = jax.random.fold_in(jax.random.fold_in(key, count), 1)
+            return ring.sample(replay, key, c.length, c.batch)
+
+        def update_one(state, batch, key, count):
+            return agent.update(state, batch, jax.random.fold_in(key, count))
+
+        each = partial(over_seeds, seeds=c.seeds)
+        sample, act = each(sample_one, in_axes=(0, 0, None)), {}
+        for explore in (True, False):
+            act[explore] = each(partial(act_one, explore=explore), in_axes=(0, 0, 0, 0, 0, None))
+
+        def update(state, totals, batch, keys, count):
+            state, metrics = each(update_one, in_axes=(0, 0, 0, None))(state, batch, keys, count)
+            return state, jax.tree.map(jnp.add, totals, metrics)
+
+        def block(state, totals, replay, keys, count, n):
+            def body(i, carry):
+                return update(*carry, sample(replay, keys, count + i), keys, count + i)
+
+            return jax.lax.fori_loop(0, n, body, (state, totals))
+
+        self._act = {explore: jax.jit(fn) for explore, fn in act.items()}
+        self._add = jax.jit(each(ring.add), donate_argnums=0)
+        self._sample = jax.jit(sample)
+        self._update = jax.jit(update, donate_argnums=(0, 1))
+        self._block = jax.jit(block, donate_argnums=(0, 1))
+        batch = jax.eval_shape(sample, self.replay, self.update_keys, 0)
+        metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys)[1]
+        self._zeros = jax.jit(lambda: jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics))
+
+    def initial_carry(self, n: int):
+        """The policy's memory of n environments per seed, before their first observation."""
+        return jax.vmap(lambda policy: self.agent.initial_carry(policy, n))(self.state.policy)
+
+    def act(self, carry, row: Batch, count: int, policy=None):
+        """Actions (S, n, A) for a row (S, n, ...): exploring with the newest policy, or the means of a given one."""
+        explore = policy is None
+        policy = self.state.policy if explore else policy
+        return self._act[explore](policy, carry, row.obs, row.first, self.act_keys, count)
+
+    def add(self, row: Batch) -> None:
+        self.replay = self._add(self.replay, row)
+
+    def update(self, n: int) -> None:
+        """n gradient steps: one compiled call on a GPU; on a CPU one call each, since XLA's loops are slow there."""
+        if n and self.totals is None:
+            self.totals, self.since = self._zeros(), 0
+        if self.on_device and jax.default_backend() != "cpu":
+            if n:
+                self.state, self.totals = self._block(
+                    self.state, self.totals, self.replay, self.update_keys, self.updates, n
+                )
+        else:
+            for count in range(self.updates, self.updates + n):
+                batch = self._sample(self.replay, self.update_keys, count)
+                if not self.on_device:
+                    batch = jax.device_put(batch, jax.devices()[0])
+                self.state, self.totals = self._update(self.state, self.totals, batch, self.update_keys, count)
+        self.updates += n
+        if n:
+            self.since += n
+
+    def metrics(self) -> list[dict]:
+        """Means over the updates since the last call, one dictionary a seed; the only copy to the host."""
+        if self.totals is None:
+            return [{} for _ in range(self.config.seeds)]
+        totals, self.totals = jax.device_get(self.totals), None
+        return [{name: float(x[s]) / self.since for name, x in totals.items()} for s in range(self.config.seeds)]
+
+    def policy_copy(self):
+        """The policy as it is now, safe from the updates that follow."""
+        return jax.tree.map(jnp.copy, self.state.policy)
+
+
+def over_seeds(fn, seeds: int, in_axes=0):
+    """`fn` mapped over the leading seed axis; a single seed runs unmapped, since batched products are slower."""
+    if seeds > 1:
+        return jax.vmap(fn, in_axes)
+
+    def single(*args):
+        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
+        args = [
+            x if axis is None else jax.tree.map(lambda leaf: leaf[0], x) for x, axis in zip(args, axes, strict=True)
+        ]
+        return jax.tree.map(lambda leaf: leaf[None], fn(*args))
+
+    return single
+
+
+def replay_device(shapes, seeds: int):
+    """The default device where the replay fits beside the learner, else the host."""
+    device = jax.devices()[0]
+    need = seeds * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit is None or need < 0.7 * limit:
+        return device
+    warnings.warn(
+        f"the replay needs {need / 1e9:.1f} GB and does not fit on the device: it stays on the host, which slows "
+        "learning; a smaller --replay-size avoids that",
+        stacklevel=2,
+    )
+    return jax.devices("cpu")[0]

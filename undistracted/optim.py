@@ -1,0 +1,16 @@
+"""Adam as the paper uses it, and one function that applies it to a module."""
+
+import equinox as eqx
+import optax
+
+
+def adam(rate: float, clip: float | None = None) -> optax.GradientTransformation:
+    """Adam, behind a clip of the global gradient norm where one is given."""
+    steps = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    return optax.chain(*steps, optax.adam(rate))
+
+
+def apply(optimiser: optax.GradientTransformation, gradients, state, module):
+    """One step of the optimiser: the new module and optimiser state."""
+    updates, state = optimiser.update(gradients, state, module)
+    return eqx.apply_updates(module, updates), state

@@ -1,0 +1,84 @@
+"""Environments in processes that speak in rows (see `data.py`), and the episodes they complete."""
+
+import signal
+from functools import partial
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from undistracted.data import Batch
+from undistracted.envs import make_env
+from undistracted.errors import UserError
+
+
+class Episode(NamedTuple):
+    env: int
+    reward: float
+    length: int
+    success: float | None
+
+
+def build(settings: dict) -> gym.Env:
+    """One environment, in its worker: Ctrl-C is the main process's business, which saves and ends its workers."""
+    if gym.vector.async_vector_env.multiprocessing.parent_process() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return make_env(**settings)
+
+
+class Environments:
+    """A vector of environments. Each call gives one row of every environment; a finished one gives its first row next."""
+
+    def __init__(self, settings: list[dict], processes: bool = True):
+        make = [partial(build, s) for s in settings]
+        mode = gym.vector.AutoresetMode.NEXT_STEP
+        if processes:
+            self.vector = gym.vector.AsyncVectorEnv(make, context="forkserver", autoreset_mode=mode)
+        else:
+            self.vector = gym.vector.SyncVectorEnv(make, autoreset_mode=mode)
+        self.count = len(settings)
+        self.action_size = self.vector.single_action_space.shape[0]
+
+    def reset(self, seeds: list[int]) -> Batch:
+        """First rows of new episodes; the same seeds give the same episodes for the same actions."""
+        obs, _ = self.vector.reset(seed=[int(s) for s in seeds])
+        self.done = np.zeros(self.count, bool)
+        self._clear(np.ones(self.count, bool))
+        zero = np.zeros(self.count, np.float32)
+        return Batch(obs, np.zeros((self.count, self.action_size), np.float32), zero, np.ones(self.count, bool))
+
+    def send(self, action: np.ndarray) -> None:
+        """Let every environment take its action; `receive` fetches the rows."""
+        self.action = np.asarray(action, np.float32)
+        if isinstance(self.vector, gym.vector.AsyncVectorEnv):
+            self.vector.step_async(self.action)
+
+    def receive(self) -> tuple[Batch, list[Episode]]:
+        asynchronous = isinstance(self.vector, gym.vector.AsyncVectorEnv)
+        try:
+            result = self.vector.step_wait() if asynchronous else self.vector.step(self.action)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as e:
+            raise UserError("an environment's process died; the run is saved: go on with --resume") from e
+        obs, reward, terminated, truncated, info = result
+        first, self.done = self.done, terminated | truncated
+        self._clear(first)
+        self.returns += np.where(first, 0, reward)
+        self.lengths += ~first
+        if "success" in info:
+            reported = info.get("_success", np.ones(self.count, bool))
+            self.success = np.where(reported, np.fmax(self.success, info["success"].astype(float)), self.success)
+        row = Batch(obs, np.where(first[:, None], 0, self.action), np.where(first, 0, reward).astype(np.float32), first)
+        return row, [self._episode(env) for env in np.flatnonzero(self.done)]
+
+    def close(self) -> None:
+        self.vector.close()
+
+    def _clear(self, mask) -> None:
+        if mask.all():
+            self.returns, self.lengths = np.zeros(self.count), np.zeros(self.count, int)
+            self.success = np.full(self.count, np.nan)
+        self.returns[mask], self.lengths[mask], self.success[mask] = 0, 0, np.nan
+
+    def _episode(self, env: int) -> Episode:
+        success = None if np.isnan(self.success[env]) else float(self.success[env])
+        return Episode(int(env), float(self.returns[env]), int(self.lengths[env]), success)
