@@ -1,5 +1,6 @@
 """Films: which files each split gets, that they are decoded once, and what made-up ones look like."""
 
+import os
 import warnings
 
 import av
@@ -94,7 +95,11 @@ def test_a_file_is_decoded_once(tmp_path, decoded, cache):
     assert len(decoded) == 1
     assert isinstance(again[0], np.memmap) and np.array_equal(first[0], again[0])
     assert [file.suffix for file in cache.iterdir()] == [".npy"], "nothing but whole films"
-    write_video(tmp_path / first.names[0], tone=220, frames=6)
+    source = tmp_path / first.names[0]
+    os.utime(source, (1, 1))  # same size, another time
+    clips_of(tmp_path, "train")
+    assert len(decoded) == 2
+    write_video(source, tone=220, frames=6)
     assert clips_of(tmp_path, "train")[0].mean() == pytest.approx(220, abs=5), "a changed file is decoded again"
 
 
@@ -172,7 +177,7 @@ def test_procedural_splits_are_disjoint_and_cached(cache, monkeypatch):
     train, test = clips_of(None, "train"), clips_of(None, "test")
     assert len({film.tobytes() for film in (*train.frames, *test.frames)}) == 6
     assert not set(train.names) & set(test.names)
-    monkeypatch.setattr(procedural, "film", None)
+    monkeypatch.setattr(procedural, "film", lambda *_: pytest.fail("made twice"))
     assert np.array_equal(clips_of(None, "train")[2], train[2])
 
 

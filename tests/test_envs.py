@@ -127,9 +127,7 @@ def test_a_seed_decides_everything(task):
     assert not np.array_equal(frames[0], rollout(other, 0)[0][0]), "a reset without a seed starts something new"
 
 
-@given(
-    arrays(np.uint8, (6, 5, 3)), arrays(np.uint8, st.sampled_from([(6, 5), (6, 5, 3)]))
-)  # fmt: skip
+@given(arrays(np.uint8, (6, 5, 3)), arrays(np.uint8, st.sampled_from([(6, 5), (6, 5, 3)])))
 def test_composite_replaces_the_background_only(frame, background):
     result = composite(frame, background)
     for index in np.ndindex(6, 5):
@@ -160,7 +158,7 @@ def test_background_is_as_large_as_in_the_authors_assets(task, fraction):
     assert background_mask(frames).mean() == pytest.approx(fraction, abs=0.05)
 
 
-@pytest.mark.parametrize("task", ["cheetah-run", "hopper-stand", "manipulator-bring_ball"])
+@pytest.mark.parametrize("task", ["walker-stand", "cartpole-balance", "fish-upright"])
 def test_rewards_are_those_of_the_suite(task):
     from dm_control import suite
 
@@ -174,6 +172,7 @@ def test_rewards_are_those_of_the_suite(task):
     for _ in range(12):
         action = low + (rng.uniform(-1, 1, low.shape).astype(np.float32) + 1.0) / 2 * (high - low)
         summed.append(stock.step(action).reward + stock.step(action).reward)
+    assert np.mean(summed) > 0.1, "nothing is decided by zeros"
     assert np.array_equal(plain, distracted)
     np.testing.assert_allclose(plain, summed, rtol=1e-4, atol=1e-7)
 

@@ -1,12 +1,14 @@
 """Behaviour learning in imagination: lambda-returns, pathwise actor gradient, critic regression."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient as sg
 from jaxtyping import Array, Float
 
-from undistracted.dists import Normal, squashed_sample, unit_nll
+from undistracted.dists import Normal, squash, unit_nll
 from undistracted.nets import MLP
 from undistracted.rssm import Latent
 
@@ -19,14 +21,18 @@ class Actor(eqx.Module):
     def __init__(self, inputs: int, action: int, *, hidden: int, key, dtype):
         self.mlp = MLP(inputs, hidden, 4, 2 * action, key, dtype)
 
+    @property
+    def action_size(self) -> int:
+        return self.mlp.layers[-1].bias.shape[0] // 2
+
     def __call__(self, features) -> Normal:
         mean, raw = jnp.split(self.mlp(features), 2, -1)
         return Normal(5 * jnp.tanh(mean / 5), jax.nn.softplus(raw) + 0.1)
 
-    def act(self, features, key=None):
-        """The mode tanh(mean), or a sample where a key is given."""
+    def act(self, features, noise=None):
+        """The mode tanh(mean), or a sample where standard normal noise is given."""
         dist = self(features)
-        return jnp.tanh(dist.mean) if key is None else squashed_sample(dist, key)[0]
+        return jnp.tanh(dist.mean) if noise is None else squash(dist, noise)[0]
 
 
 def lambda_return(reward, value, gamma: float, lambda_: float) -> Float[Array, "H-1 *n"]:
@@ -40,23 +46,43 @@ def lambda_return(reward, value, gamma: float, lambda_: float) -> Float[Array, "
     return jax.lax.scan(step, value[-1], (reward[:-1], value[1:]), reverse=True)[1]
 
 
-def behaviour_losses(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_, entropy_bonus):
-    """Losses of actor and critic over imagined latents z_1..z_H; the start itself is no target.
+class Dream(NamedTuple):
+    """Imagined latents z_0..z_H and what the policy did there; H actions, H - 1 returns (of z_1..z_{H-1})."""
 
-    The policy sees detached latents: its gradient runs from the returns through rewards, values and dynamics into the
-    actions. Model and critic only carry it; the critic learns from detached latents and returns.
-    """
+    features: Float[Array, "H+1 n F"]
+    noise: Float[Array, "H n A"]
+    returns: Float[Array, "H-1 n"]
+    pull: Float[Array, "H n A"]  # gradient of the mean return with respect to each action
 
-    def policy(latent, key):
-        return squashed_sample(actor(sg(latent.features)), key)
 
-    latent, log_prob = model.rssm.imagine(sg(start), policy, horizon, key)
-    features = latent.features
-    returns = lambda_return(model.reward(features), jax.tree.map(sg, critic)(features), gamma, lambda_)
-    value = critic(sg(features[:-1]))
+def dream(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_) -> Dream:
+    """Roll the policy out in the model, and pull back the mean return, through values, rewards and dynamics, to the
+    actions. The policy sees detached latents, so all that is left for its parameters is one batched product."""
+    state_key, action_key = jax.random.split(key)
+    noise = jax.random.normal(action_key, (horizon, *start.state.shape[:-1], actor.action_size))
+
+    def mean_return(nudge):
+        def policy(latent, row):
+            noise, nudge = row
+            return sg(actor.act(latent.features, noise)) + nudge
+
+        latent = model.rssm.imagine(start, policy, (noise, nudge), state_key)
+        returns = lambda_return(model.reward(latent.features), critic(latent.features), gamma, lambda_)
+        return returns.mean(), (latent.features, returns)
+
+    pull, (features, returns) = jax.grad(mean_return, has_aux=True)(jnp.zeros_like(noise))
+    return Dream(jnp.concatenate([start.features[None], features]), noise, returns, pull)
+
+
+def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float):
+    """Losses of actor and critic over a dream; the start z_0 is acted from but is no target of the critic."""
+    action, log_prob = squash(actor(dream.features[:-1]), dream.noise)
+    value = critic(dream.features[1:-1])
     losses = {
-        "actor": -returns,
+        # Value: the mean return. Gradient: each action is moved along its pull.
+        "actor": -dream.returns.mean() - (dream.pull * (action - sg(action))).sum(),
         "entropy": entropy_bonus * log_prob,
-        "critic": unit_nll(value, sg(returns)),
+        "critic": unit_nll(value, dream.returns),
     }
-    return losses, {"imagined_return": returns.mean(), "value": value.mean(), "policy_entropy": -log_prob.mean()}
+    metrics = {"imagined_return": dream.returns.mean(), "value": value.mean(), "policy_entropy": -log_prob.mean()}
+    return losses, metrics

@@ -87,6 +87,8 @@ class Config:
     """Clip of the global gradient norm of model, actor and critic, each."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     """Of matrix products; parameters and losses are float32. auto = bfloat16 on a GPU."""
+    native_conv: bool | None = None
+    """Use the library's convolution instead of a matrix product; without it, on a GPU with one seed."""
     unroll: int = 5
     """Steps of the recurrent loops that are compiled into one."""
 
@@ -250,4 +252,6 @@ def complete(config: Config) -> Config:
     row = BOTTLENECK.get(domain(config.task), BOTTLENECK["walker"])
     chosen = {name: value for name, value in row.items() if getattr(config, name) is None}
     precision = ("bfloat16" if on_gpu() else "float32") if config.precision == "auto" else config.precision
+    if config.native_conv is None:
+        chosen["native_conv"] = on_gpu() and config.seeds == 1
     return dataclasses.replace(config, preset=resolve_preset(config.preset), precision=precision, **chosen)

@@ -17,11 +17,6 @@ class Normal(NamedTuple):
     std: Float[Array, "*n d"]
 
 
-def sample(dist: Normal, key) -> Float[Array, "*n d"]:
-    """One reparameterised sample: gradients reach mean and std."""
-    return dist.mean + dist.std * jax.random.normal(key, dist.mean.shape, dist.mean.dtype)
-
-
 def log_prob(dist: Normal, x) -> Float[Array, "*n"]:
     z = (x - dist.mean) / dist.std
     return (-0.5 * z**2 - jnp.log(dist.std) - HALF_LOG_2PI).sum(-1)
@@ -38,8 +33,8 @@ def unit_nll(mean, target) -> Float[Array, "*n"]:
     return 0.5 * (target - mean) ** 2 + HALF_LOG_2PI
 
 
-def squashed_sample(dist: Normal, key) -> tuple[Float[Array, "*n d"], Float[Array, "*n"]]:
-    """A sample of tanh(x), x ~ dist, and its log-density, by change of variables at x (no inverse tanh needed)."""
-    x = sample(dist, key)
+def squash(dist: Normal, noise) -> tuple[Float[Array, "*n d"], Float[Array, "*n"]]:
+    """tanh(x) for the reparameterised x = mean + std noise, and its log-density (no inverse tanh needed)."""
+    x = dist.mean + dist.std * noise
     log_det = 2 * (LOG_2 - x - jax.nn.softplus(-2 * x))  # log(1 - tanh(x)^2), stable for large |x|
     return jnp.tanh(x), log_prob(dist, x) - log_det.sum(-1)

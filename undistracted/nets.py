@@ -1,8 +1,10 @@
 """Linear layers, the GRU cell, MLP heads and the image encoder of the paper's appendix.
 
-Parameters are float32. Matrix products run in the `dtype` of the layer (bfloat16 on GPUs) and return float32, so
-that everything between them (gates, distributions, losses) keeps full precision.
+Parameters are float32. Matrix products and their gradients run in the `dtype` of the layer (bfloat16 on GPUs); what
+lies between them (gates, distributions, losses) is float32, except inside the encoder, where memory traffic counts.
 """
+
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -34,8 +36,12 @@ class Linear(eqx.Module):
 
     def product(self, x, rows=slice(None)):
         """x @ weight[rows]: callers that know parts of the input early multiply them early."""
-        dtype = DTYPES[self.dtype]
-        return jnp.matmul(x.astype(dtype), self.weight[rows].astype(dtype), preferred_element_type=jnp.float32)
+        return product(x, self.weight[rows], self.dtype)
+
+
+def product(x, weight, dtype: str):
+    """x @ weight, computed in dtype, as float32."""
+    return jnp.matmul(x.astype(DTYPES[dtype]), weight.astype(DTYPES[dtype])).astype(jnp.float32)
 
 
 class MLP(eqx.Module):
@@ -69,27 +75,38 @@ class Scalar(eqx.Module):
 class GRU(eqx.Module):
     """The gated recurrent unit whose reset gate acts on the hidden product: r * (W h + b)."""
 
-    gates: Linear  # x -> reset, update, candidate
+    inputs: Linear  # x -> reset, update, candidate
     hidden: Linear  # h -> reset, update, candidate
 
     def __init__(self, inputs: int, size: int, key, dtype="float32"):
         k1, k2 = jax.random.split(key)
-        self.gates = Linear(inputs, 3 * size, k1, dtype)
+        self.inputs = Linear(inputs, 3 * size, k1, dtype)
         self.hidden = Linear(size, 3 * size, k2, dtype)
 
-    def __call__(self, x, h):
-        xr, xu, xn = jnp.split(self.gates(x), 3, -1)
-        hr, hu, hn = jnp.split(self.hidden(h), 3, -1)
-        reset, update = jax.nn.sigmoid(xr + hr), jax.nn.sigmoid(xu + hu)
-        return (1 - update) * jnp.tanh(xn + reset * hn) + update * h
+    def merged(self):
+        """Both weights as one, [x, h] -> (reset, update, candidate of x, candidate of h): one product a step."""
+        wx, wh, bx, bh = self.inputs.weight, self.hidden.weight, self.inputs.bias, self.hidden.bias
+        size = wh.shape[0]
+        gates, candidate = slice(None, 2 * size), slice(2 * size, None)
+        from_x = [wx[:, gates], wx[:, candidate], jnp.zeros((wx.shape[0], size))]
+        from_h = [wh[:, gates], jnp.zeros((size, size)), wh[:, candidate]]
+        weight = jnp.concatenate([jnp.concatenate(from_x, 1), jnp.concatenate(from_h, 1)])
+        return weight, jnp.concatenate([bx[gates] + bh[gates], bx[candidate], bh[candidate]])
+
+    def __call__(self, x, h, merged=None):
+        weight, bias = merged or self.merged()
+        return gru_update(product(jnp.concatenate([x, h], -1), weight, self.inputs.dtype) + bias, h)
+
+
+def gru_update(gates, h):
+    """The new state from the merged product of [x, h]."""
+    reset, update, xn, hn = jnp.split(gates, 4, -1)
+    update = jax.nn.sigmoid(update)
+    return (1 - update) * jnp.tanh(xn + jax.nn.sigmoid(reset) * hn) + update * h
 
 
 def patches(x):
-    """The 4x4 windows at stride 2 of (..., H, W, C), as (..., H', W', 16 C): space to depth, then 2x2 neighbours.
-
-    A convolution is then a matrix product, which maps over seeds without becoming a slow grouped convolution and
-    whose gradient is fast on a CPU too.
-    """
+    """The 4x4 windows at stride 2 of (..., H, W, C), as (..., H', W', 16 C): space to depth, then 2x2 neighbours."""
     *n, h, w, c = x.shape
     h, w = h // 2, w // 2
     x = x[..., : 2 * h, : 2 * w, :].reshape(*n, h, 2, w, 2, c)
@@ -98,24 +115,40 @@ def patches(x):
     return jnp.concatenate(corners, -1)
 
 
+def patch_conv(x, weight):
+    """A 4x4 convolution at stride 2 as one matrix product: fast on a CPU, and when mapped over seeds."""
+    return patches(x) @ weight
+
+
+def native_conv(x, weight):
+    """The same by the library's convolution: fastest for one seed on a GPU."""
+    c = x.shape[-1]
+    kernel = weight.reshape(2, 2, 2, 2, c, -1)  # neighbour row and column, row and column within, channel, output
+    kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, c, -1)
+    flat = x.reshape(-1, *x.shape[-3:])
+    y = jax.lax.conv_general_dilated(flat, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return y.reshape(*x.shape[:-3], *y.shape[1:])
+
+
 class Encoder(eqx.Module):
     """h: o_t -> x_t. Four convolutions (kernel 4, stride 2, ReLU): 64 -> 31 -> 14 -> 6 -> 2, flattened."""
 
     layers: list[Linear]
-    dtype: str = eqx.field(static=True)
+    conv: Callable = eqx.field(static=True)
 
-    def __init__(self, channels: tuple[int, ...], key, dtype="float32"):
+    def __init__(self, channels: tuple[int, ...], key, dtype="float32", conv=patch_conv):
         sizes = [3, *channels]
         keys = jax.random.split(key, len(channels))
         self.layers = [Linear(16 * n, m, k, dtype) for n, m, k in zip(sizes[:-1], sizes[1:], keys, strict=True)]
-        self.dtype = dtype
+        self.conv = conv
 
     @property
     def size(self) -> int:
         return 4 * self.layers[-1].bias.shape[0]
 
     def __call__(self, obs: UInt8[Array, "*n 64 64 3"]) -> Float[Array, "*n x"]:
-        x = obs.astype(DTYPES[self.dtype]) / 127.5 - 1
+        dtype = DTYPES[self.layers[0].dtype]
+        x = obs.astype(dtype) / 127.5 - 1
         for layer in self.layers:
-            x = jax.nn.relu(layer(patches(x))).astype(x.dtype)
+            x = jax.nn.relu(self.conv(x, layer.weight.astype(dtype)) + layer.bias.astype(dtype))
         return x.reshape(*x.shape[:-3], -1).astype(jnp.float32)

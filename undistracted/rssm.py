@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float
 
 from undistracted.data import where_rows
 from undistracted.dists import Normal, kl
-from undistracted.nets import GRU, Linear
+from undistracted.nets import GRU, Linear, gru_update, product
+from undistracted.recurrence import hoisted_scan
 
 
 class Latent(NamedTuple):
@@ -75,61 +76,70 @@ class RSSM(eqx.Module):
     def prior(self, belief) -> Normal:
         return normal(self.prior_out(jax.nn.elu(self.prior_hidden(belief))))
 
-    def posterior(self, belief, encoding_term) -> Normal:
-        hidden = self.posterior_hidden.product(belief, slice(None, self.sizes[0])) + encoding_term
-        return normal(self.posterior_out(jax.nn.elu(hidden)))
-
-    def next_belief(self, latent: Latent, action_term):
-        inputs = self.inputs.product(latent.state, slice(None, self.sizes[1])) + action_term
-        return self.gru(jax.nn.elu(inputs), latent.belief)
-
-    # The parts of the two input layers that do not depend on the recurrence: multiplied once, outside the scans.
-    def action_term(self, action):
-        return self.inputs.product(action, slice(self.sizes[1], None)) + self.inputs.bias
-
-    def encoding_term(self, x):
-        return self.posterior_hidden.product(x, slice(self.sizes[0], None)) + self.posterior_hidden.bias
+    def products(self, action, x) -> tuple[dict, dict]:
+        """Weights of the products that filtering takes step by step, and what is added to them: biases, and the
+        products with action and encoding, which do not depend on the recurrence."""
+        (belief, state), (gru, gru_bias) = self.sizes, self.gru.merged()
+        inputs, hidden, out = self.inputs, self.posterior_hidden, self.posterior_out
+        rows = action.shape[:-1]
+        weights = {"inputs": inputs.weight[:state], "gru": gru, "hidden": hidden.weight[:belief], "out": out.weight}
+        offsets = {
+            "inputs": inputs.product(action, slice(state, None)) + inputs.bias,
+            "gru": jnp.broadcast_to(gru_bias, (*rows, gru_bias.size)),
+            "hidden": hidden.product(x, slice(belief, None)) + hidden.bias,
+            "out": jnp.broadcast_to(out.bias, (*rows, out.bias.size)),
+        }
+        return weights, offsets
 
     def step(self, latent: Latent, action, x, first: Bool[Array, "*n"], noise=None) -> Latent:
         """Filter one row, for acting; the state is the posterior's mean unless standard normal noise is given."""
         latent, action = where_rows(first, jax.tree.map(jnp.zeros_like, (latent, action)), (latent, action))
-        belief = self.next_belief(latent, self.action_term(action))
-        posterior = self.posterior(belief, self.encoding_term(x))
+        weights, offsets = self.products(action, x)
+
+        def linear(name, x):
+            return product(x, weights[name], self.inputs.dtype) + offsets[name]
+
+        belief, posterior = posterior_cell(linear, latent)
         return Latent(belief, posterior.mean if noise is None else posterior.mean + posterior.std * noise)
 
     def observe(self, x, action, first: Bool[Array, "T B"], key) -> tuple[Latent, Normal, Normal]:
         """Filter sequences from a zero latent: sampled latents, posteriors and priors, each (T, B, ...)."""
         action, forget = self.boundary(action, first)
         noise = jax.random.normal(key, (*first.shape, self.sizes[1]))
+        keep = Latent(*(1.0 - mask[..., None].astype(jnp.float32) for mask in (forget, first)))
 
-        def step(latent, row):
-            action_term, encoding_term, first, forget, noise = row
-            zero = jax.tree.map(jnp.zeros_like, latent)
-            latent = Latent(where_rows(forget, zero.belief, latent.belief), where_rows(first, zero.state, latent.state))
-            belief = self.next_belief(latent, action_term)
-            posterior = self.posterior(belief, encoding_term)
+        def cell(linear, latent, row):
+            keep, noise = row
+            belief, posterior = posterior_cell(linear, jax.tree.map(jnp.multiply, latent, keep))
             latent = Latent(belief, posterior.mean + posterior.std * noise)
             return latent, (latent, posterior)
 
-        rows = self.action_term(action), self.encoding_term(x), first, forget, noise
-        _, (latent, posterior) = jax.lax.scan(step, self.initial(first.shape[1]), rows, unroll=self.unroll)
+        start = self.initial(first.shape[1])
+        weights, offsets = self.products(action, x)
+        latent, posterior = hoisted_scan(cell, self.unroll, self.inputs.dtype, weights, offsets, start, (keep, noise))
         return latent, posterior, self.prior(latent.belief)
 
-    def imagine(self, start: Latent, policy, horizon: int, key):
-        """Roll the prior out: `policy(latent, key) -> (action, extra)`; the H latents after `start`, and the extras."""
-        state_key, policy_key = jax.random.split(key)
-        noise = jax.random.normal(state_key, (horizon, *start.state.shape))
+    def imagine(self, start: Latent, policy, rows, key) -> Latent:
+        """Roll the prior out for H steps, acting by `policy(latent, row)` on H rows: the H latents after `start`."""
+        horizon = jax.tree.leaves(rows)[0].shape[0]
+        noise, gru = jax.random.normal(key, (horizon, *start.state.shape)), self.gru.merged()
 
         def step(latent, row):
-            noise, key = row
-            action, extra = policy(latent, key)
-            belief = self.next_belief(latent, self.action_term(action))
+            noise, row = row
+            inputs = jax.nn.elu(self.inputs(jnp.concatenate([latent.state, policy(latent, row)], -1)))
+            belief = self.gru(inputs, latent.belief, gru)
             prior = self.prior(belief)
             latent = Latent(belief, prior.mean + prior.std * noise)
-            return latent, (latent, extra)
+            return latent, latent
 
-        rows = noise, jax.random.split(policy_key, horizon)
-        return jax.lax.scan(step, start, rows, unroll=self.unroll)[1]
+        return jax.lax.scan(step, start, (noise, rows), unroll=self.unroll)[1]
+
+
+def posterior_cell(linear, latent: Latent) -> tuple[Array, Normal]:
+    """The next belief and the posterior over the next state; `linear(name, x)` adds action and encoding."""
+    inputs = jax.nn.elu(linear("inputs", latent.state))
+    belief = gru_update(linear("gru", jnp.concatenate([inputs, latent.belief], -1)), latent.belief)
+    return belief, normal(linear("out", jax.nn.elu(linear("hidden", belief))))
 
 
 def normal(out) -> Normal:

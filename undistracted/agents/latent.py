@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from undistracted.behaviour import Actor, behaviour_losses
+from undistracted.behaviour import Actor, behaviour_losses, dream
 from undistracted.data import Batch, flatten_rows
 from undistracted.nets import Scalar
 from undistracted.optim import adam, apply
@@ -64,11 +64,14 @@ class LatentAgent:
 
     def act(self, policy: Policy, carry: Carry, obs, first, key=None) -> tuple[Float[Array, "n A"], Carry]:
         """Filter n observations and act on them: by the means of posterior and policy, or, given a key, by samples."""
-        latent_key, action_key = (None, None) if key is None else jax.random.split(key)
-        noise = None if key is None else jax.random.normal(latent_key, carry.latent.state.shape)
+        latent_noise = action_noise = None
+        if key is not None:
+            latent_key, action_key = jax.random.split(key)
+            latent_noise = jax.random.normal(latent_key, carry.latent.state.shape)
+            action_noise = jax.random.normal(action_key, carry.action.shape)
         x = policy.model.encoder(obs)
-        latent = policy.model.rssm.step(carry.latent, carry.action, x, first, noise)
-        action = policy.actor.act(latent.features, action_key)
+        latent = policy.model.rssm.step(carry.latent, carry.action, x, first, latent_noise)
+        action = policy.actor.act(latent.features, action_noise)
         return action, Carry(latent, action)
 
     def update(self, state: State, batch: Batch, key) -> tuple[State, dict]:
@@ -80,14 +83,16 @@ class LatentAgent:
             z, losses, metrics = model.losses(batch, model_key)
             return *reduce_losses(losses), (z, metrics)
 
-        def behaviour_loss(modules):
-            losses, metrics = self.behaviour(*modules, model, flatten_rows(z), behaviour_key)
-            return *reduce_losses(losses), metrics
-
         grads, means, (z, watched) = gradient(model_loss, model)
         moments = {}
         model, moments["model"] = apply(self.optimisers["model"], grads, state.moments["model"], model)
         metrics = means | watched | {"model_gradient": optax.global_norm(grads)}
+
+        imagined = self.dream(actor, critic, model, flatten_rows(z), behaviour_key)
+
+        def behaviour_loss(modules):
+            losses, metrics = behaviour_losses(*modules, imagined, self.config.entropy_bonus)
+            return *reduce_losses(losses), metrics
 
         grads, means, watched = gradient(behaviour_loss, (actor, critic))
         metrics |= means | watched
@@ -98,19 +103,10 @@ class LatentAgent:
         state = State(Policy(model, modules["actor"]), modules["critic"], moments)
         return state, metrics
 
-    def behaviour(self, actor, critic, model, start: Latent, key):
+    def dream(self, actor, critic, model, start: Latent, key):
         c = self.config
-        return behaviour_losses(
-            actor,
-            critic,
-            model,
-            start,
-            key,
-            horizon=c.horizon - c.official_horizon,  # the released code imagines one latent less
-            gamma=c.gamma,
-            lambda_=c.return_lambda,
-            entropy_bonus=c.entropy_bonus,
-        )
+        horizon = c.horizon - c.official_horizon  # the released code imagines one latent less
+        return dream(actor, critic, model, start, key, horizon=horizon, gamma=c.gamma, lambda_=c.return_lambda)
 
 
 def reduce_losses(losses: dict) -> tuple[Float[Array, ""], dict]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from undistracted.data import Batch
 from undistracted.dists import unit_nll
-from undistracted.nets import Encoder, Scalar
+from undistracted.nets import Encoder, Scalar, native_conv, patch_conv
 from undistracted.optim import adam
 from undistracted.rssm import RSSM, balanced_kl, fresh_start, official_start
 
@@ -33,7 +33,7 @@ class RePo(eqx.Module):
     def __init__(self, config, action_size: int, key):
         k = jax.random.split(key, 3)
         dtype = config.precision
-        self.encoder = Encoder(config.channels, k[0], dtype)
+        self.encoder = Encoder(config.channels, k[0], dtype, native_conv if config.native_conv else patch_conv)
         self.rssm = RSSM(
             action_size,
             self.encoder.size,
