@@ -21,10 +21,7 @@ EVAL_COLUMNS = "step", "seed", "split", "episode", "return", "length", "success"
 class RunLog:
     """Appends to the files of a run directory; every line is flushed, so that a crash loses nothing."""
 
-    def __init__(self, run: Path, resumed_at: int | None = None):
-        self.run = run
-        if resumed_at is not None:
-            drop_after(run, resumed_at)
+    def __init__(self, run: Path):
         self.metrics_file = (run / "metrics.jsonl").open("a")
         self.eval_file = (run / "eval.csv").open("a", newline="")
         if self.eval_file.tell() == 0:
@@ -56,15 +53,15 @@ class RunLog:
         self.events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
 
-def drop_after(run: Path, step: int) -> None:
+def drop_later(run: Path, last_metrics: int, last_evaluation: int) -> None:
     """Forget what was logged after the checkpoint that a run resumes from: those steps are taken again."""
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+    path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= last_metrics))
     path = run / "eval.csv"
     rows = list(csv.reader(path.open(newline=""))) if path.exists() else []
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows(row for i, row in enumerate(rows) if i == 0 or int(row[0]) <= step)
+        csv.writer(file).writerows(row for i, row in enumerate(rows) if i == 0 or int(row[0]) <= last_evaluation)
 
 
 class Terminal:
@@ -72,7 +69,7 @@ class Terminal:
 
     def __init__(self, title: str, steps: int):
         self.console = Console(stderr=True, highlight=False)
-        self.console.print(title)
+        self.console.print(title, soft_wrap=True)
         columns = TextColumn("{task.fields[count]}"), BarColumn(None), TextColumn("{task.fields[text]}")
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.steps, self.fields, self.began, self.first = steps, {}, time.monotonic(), None
@@ -92,7 +89,7 @@ class Terminal:
         self.bar.update(self.task, completed=step, count=count, text=f"{text}  {rate:,.0f} steps/s  {left} left")
 
     def say(self, text: str) -> None:
-        self.console.print(text)
+        self.console.print(text, soft_wrap=True)
 
     def close(self) -> None:
         self.bar.stop()

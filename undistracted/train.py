@@ -23,8 +23,10 @@ from undistracted.errors import UserError
 from undistracted.evaluate import Evaluation, splits_of, summarise
 from undistracted.film import write_film
 from undistracted.learner import Learner
-from undistracted.logger import RunLog, Terminal, result_table
+from undistracted.logger import RunLog, Terminal, drop_later, result_table
 from undistracted.rollout import Environments
+
+COUNTERS = "count", "debt", "next_evaluation", "random_returns", "elapsed"  # what a checkpoint keeps of the loop
 
 
 def train(config: Config) -> dict:
@@ -66,13 +68,16 @@ class Trainer:
         self.evaluation = Evaluation(c, self.learner)
         self.stop = False
         self.step = self.count = self.debt = 0  # agent steps, passes of the loop, updates owed
+        self.next_evaluation = 0
         self.random_returns, self.returns, self.elapsed = [], [], 0.0
         self.results = None
         if c.resume:
             self._restore(checkpoint.load(self.path, self.learner))
         self.path.mkdir(parents=True, exist_ok=True)
         c.save(self.path / "config.json")
-        self.log = RunLog(self.path, self.step if c.resume else None)
+        if c.resume:
+            drop_later(self.path, self.step, min(self.step, self.next_evaluation - 1))
+        self.log = RunLog(self.path)
         self.terminal = Terminal(title(c), c.steps)
 
     def run(self) -> dict:
@@ -81,19 +86,19 @@ class Trainer:
         if not c.resume:
             self._prefill()
         self._new_episodes()
-        self._evaluate_if_due(-1)
+        self._evaluate_if_due()
         while self.step < c.steps and not self.stop:
             before = self.step
             self._advance()
             self.elapsed = time.monotonic() - began
             if self.evaluation.running:
                 self._report(self.evaluation.advance())
-            if crossed(before, self.step, c.log_every):
+            if self.step >= next_multiple(before, c.log_every):
                 self._log()
-            if crossed(before, self.step, c.checkpoint_every) and self.step < c.steps:
+            if self.step >= next_multiple(before, c.checkpoint_every) and self.step < c.steps:
                 self._checkpoint()
                 self._new_episodes()
-            self._evaluate_if_due(before)
+            self._evaluate_if_due()
         return self._finish()
 
     def _advance(self) -> None:
@@ -142,11 +147,13 @@ class Trainer:
         """Agent steps per seed in a row of all environments."""
         return int((~row.first).sum()) // self.config.seeds
 
-    def _evaluate_if_due(self, before: int) -> None:
-        if crossed(before, self.step, self.config.eval_every) and self.step < self.config.steps:
+    def _evaluate_if_due(self) -> None:
+        """Start an evaluation, to be advanced in the passes that follow; the final policy's is run by `_finish`."""
+        if self.step >= self.next_evaluation and self.step < self.config.steps:
             if self.evaluation.running:
                 self._report(self.evaluation.finish())
             self.evaluation.start(self.step)
+            self.next_evaluation = next_multiple(self.step, self.config.eval_every)
 
     def _report(self, results) -> None:
         """Write a completed evaluation: numbers, film, terminal."""
@@ -178,13 +185,12 @@ class Trainer:
     def _checkpoint(self) -> None:
         if self.evaluation.running:
             self._report(self.evaluation.finish())
-        names = "count", "debt", "random_returns", "elapsed"
-        counters = {name: getattr(self, name) for name in names}
+        counters = {name: getattr(self, name) for name in COUNTERS}
         checkpoint.save(self.path, self.learner, self.step, counters, replay=self.config.save_replay)
 
     def _restore(self, counters: dict) -> None:
         self.step = counters["step"]
-        for name in ("count", "debt", "random_returns", "elapsed"):
+        for name in COUNTERS:
             setattr(self, name, counters[name])
 
     def _finish(self) -> dict:
@@ -231,9 +237,9 @@ class stopping_signals:
             signal.signal(number, handler)
 
 
-def crossed(before: int, after: int, every: int) -> bool:
-    """Whether a multiple of `every` lies in (before, after]."""
-    return before // every < after // every
+def next_multiple(step: int, every: int) -> int:
+    """The first multiple of `every` after `step`."""
+    return (step // every + 1) * every
 
 
 def record_videos(config: Config) -> None:

@@ -8,6 +8,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,13 +107,15 @@ def load_files(files: list[Path], color: bool) -> dict[Path, np.ndarray]:
 
     console = Console(stderr=True)
     quiet = not console.is_terminal or multiprocessing.parent_process() is not None
-    films = {}
-    for file in track(files, "loading videos", console=console, transient=True, disable=quiet):
+
+    def load(file: Path) -> np.ndarray | None:
         stat = file.stat()
-        film = load_file(file, stat.st_size, stat.st_mtime_ns, color, str(cache_folder()))
-        if film is not None:
-            films[file] = film
-    return films
+        return load_file(file, stat.st_size, stat.st_mtime_ns, color, str(cache_folder()))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter
+        loaded = pool.map(load, files)
+        loaded = list(track(loaded, "loading videos", len(files), console=console, transient=True, disable=quiet))
+    return {file: film for file, film in zip(files, loaded, strict=True) if film is not None}
 
 
 @functools.cache
@@ -138,7 +141,7 @@ def decode(file: Path, color: bool) -> np.ndarray:
     with av.open(str(file)) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")
-        container.streams.video[0].thread_type = "AUTO"
+        container.streams.video[0].codec_context.thread_count = 1  # files are decoded in parallel already
         for frame in container.decode(video=0):
             small = frame.reformat(SIZE, SIZE, "rgb24" if color else "gray", interpolation=Interpolation.AREA)
             frames.append(small.to_ndarray())
