@@ -89,7 +89,7 @@ class Config:
     """Of matrix products; parameters and losses are float32. auto = bfloat16 on a GPU."""
     native_conv: bool | None = None
     """Use the library's convolution instead of a matrix product; without it, on a GPU with one seed."""
-    unroll: int = 5
+    unroll: int = 25
     """Steps of the recurrent loops that are compiled into one."""
 
     # Bottleneck
@@ -166,9 +166,9 @@ PRESETS: dict[str, dict] = {
         batch=16,
         length=20,
         channels=(8, 16, 32, 64),
-        belief=128,
+        belief=96,
         state=16,
-        hidden=128,
+        hidden=96,
         horizon=12,
         model_lr=6e-4,
         actor_lr=3e-4,
