@@ -83,12 +83,12 @@ def fill(learner: Learner, config: Config) -> None:
 
 
 def update_time(learner: Learner, updates: int) -> float:
-    learner.update(1)
+    learner.update(learner.block)
     jax.block_until_ready(learner.state)
     began = time.perf_counter()
-    learner.update(updates)
+    done = learner.update(max(updates, learner.block))
     jax.block_until_ready(learner.state)
-    return 1e3 * (time.perf_counter() - began) / updates
+    return 1e3 * (time.perf_counter() - began) / done
 
 
 def policy_time(learner: Learner, config: Config, repeats: int = 50) -> float:
@@ -124,8 +124,7 @@ def end_to_end_rate(learner: Learner, envs: Environments, config: Config, repeat
     for repeat in range(repeats):
         action, carry = learner.act(carry, row, repeat)
         debt += config.updates_per_step * config.envs
-        learner.update(int(debt))
-        debt -= int(debt)
+        debt -= learner.update(debt)
         envs.send(np.asarray(action).reshape(envs.count, -1))
         if repeat == 0:
             began = time.perf_counter()

@@ -55,7 +55,7 @@ class Config:
     """Colour video instead of gray."""
     action_repeat: int | None = None
     """Frames per agent step; by task without it (2 for DeepMind Control, 1 for gym/...)."""
-    envs: int = 16
+    envs: int = 20
     """Environments that collect at once, per seed."""
     processes: bool = True
     """Run each environment in a process of its own."""

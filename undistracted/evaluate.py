@@ -40,8 +40,8 @@ def splits_of(task: str) -> tuple[str, ...]:
 class Evaluation:
     """Environments of every seed and split, stepped one row at a time, so that training can go on in between.
 
-    `start` copies the policy; `advance` takes one step of every environment and returns the results once all episodes
-    are complete, else None. `frames` then holds a film of the first episode on each split.
+    `start` copies the policy; then `act`, `send` and `receive` take one step of every environment. Once all episodes
+    are complete, `receive` returns the results, and `frames` holds a film of the first episode on each split.
     """
 
     def __init__(self, config: Config, learner, splits=None):
@@ -63,18 +63,25 @@ class Evaluation:
         self.frames = {split: [] for split in self.splits}
         self.counts = np.zeros((c.seeds, len(self.splits)), int)
 
-    def advance(self) -> list[Result] | None:
+    def act(self) -> None:
+        """Ask the device for the next actions."""
         self._film()
-        action, self.carry = self.learner.act(self.carry, self._by_seed(self.row), 0, self.policy)
-        self.envs.send(np.asarray(action).reshape(self.envs.count, -1))
+        self.action, self.carry = self.learner.act(self.carry, self._by_seed(self.row), 0, self.policy)
+
+    def send(self) -> None:
+        """Hand the actions to the environments."""
+        self.envs.send(np.asarray(self.action).reshape(self.envs.count, -1))
+
+    def receive(self) -> list[Result] | None:
+        """The environments' rows; the results, once all episodes are complete."""
         self.row, episodes = self.envs.receive()
         for episode in episodes:
             seed, split = divmod(episode.env // self.per_split, len(self.splits))
-            if self.counts[seed, split] < self.config.eval_episodes:
-                number, name = self.counts[seed, split], self.splits[split]
-                result = Result(self.step, self.config.seed + seed, name, int(number), *episode[1:])
+            number = int(self.counts[seed, split])
+            if number < self.config.eval_episodes:
+                results = self.step, self.config.seed + seed, self.splits[split], number
+                self.results.append(Result(*results, *episode[1:]))
                 self.counts[seed, split] += 1
-                self.results.append(result)
         self.running = bool((self.counts < self.config.eval_episodes).any())
         return None if self.running else sorted(self.results, key=lambda r: (r.seed, SPLITS.index(r.split), r.episode))
 
@@ -82,7 +89,9 @@ class Evaluation:
         """Complete the evaluation under way."""
         results = None
         while results is None:
-            results = self.advance()
+            self.act()
+            self.send()
+            results = self.receive()
         return results
 
     def close(self) -> None:

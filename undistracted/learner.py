@@ -32,6 +32,9 @@ class Learner:
         with jax.default_device(replay_device(jax.eval_shape(new_ring), config.seeds)):
             self.replay = jax.jit(jax.vmap(lambda _: new_ring()))(seeds)
         self.on_device = self.replay.written.devices() == self.act_keys.devices()
+        # One call of the device a pass of all environments; on a CPU, where XLA's loops are slow, one a gradient step.
+        blocks = jax.default_backend() != "cpu" and self.on_device
+        self.block = max(1, round(config.updates_per_step * config.envs)) if blocks else 1
         self._compile()
         self.totals = None
 
@@ -57,11 +60,13 @@ class Learner:
             state, metrics = each(update_one, in_axes=(0, 0, 0, None))(state, batch, keys, count)
             return state, jax.tree.map(jnp.add, totals, metrics)
 
-        def block(state, totals, replay, keys, count, n):
+        def block(state, totals, replay, keys, count):
             def body(i, carry):
                 return update(*carry, sample(replay, keys, count + i), keys, count + i)
 
-            return jax.lax.fori_loop(0, n, body, (state, totals))
+            # The number of rounds is a constant: for a variable one the host would wait for each round's end.
+            carry = state, totals
+            return body(0, carry) if self.block == 1 else jax.lax.fori_loop(0, self.block, body, carry)
 
         self._act = {explore: jax.jit(fn) for explore, fn in act.items()}
         self._add = jax.jit(each(ring.add), donate_argnums=0)
@@ -85,24 +90,21 @@ class Learner:
     def add(self, row: Batch) -> None:
         self.replay = self._add(self.replay, row)
 
-    def update(self, n: int) -> None:
-        """n gradient steps: one compiled call on a GPU; on a CPU one call each, since XLA's loops are slow there."""
-        if n and self.totals is None:
+    def update(self, owed: float) -> int:
+        """As many whole blocks of gradient steps as fit into the number that is owed; how many steps that were."""
+        steps = int(owed / self.block + 1e-6) * self.block
+        if steps and self.totals is None:
             self.totals, self.since = self._zeros(), 0
-        if self.on_device and jax.default_backend() != "cpu":
-            if n:
-                self.state, self.totals = self._block(
-                    self.state, self.totals, self.replay, self.update_keys, self.updates, n
-                )
-        else:
-            for count in range(self.updates, self.updates + n):
-                batch = self._sample(self.replay, self.update_keys, count)
-                if not self.on_device:
-                    batch = jax.device_put(batch, jax.devices()[0])
-                self.state, self.totals = self._update(self.state, self.totals, batch, self.update_keys, count)
-        self.updates += n
-        if n:
-            self.since += n
+        for count in range(self.updates, self.updates + steps, self.block):
+            if self.on_device:
+                done = self._block(self.state, self.totals, self.replay, self.update_keys, count)
+            else:
+                batch = jax.device_put(self._sample(self.replay, self.update_keys, count), jax.devices()[0])
+                done = self._update(self.state, self.totals, batch, self.update_keys, count)
+            self.state, self.totals = done
+            self.since += self.block
+        self.updates += steps
+        return steps
 
     def metrics(self) -> list[dict]:
         """Means over the updates since the last call, one dictionary a seed; the only copy to the host."""

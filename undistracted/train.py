@@ -1,9 +1,9 @@
 """The training loop: collect, learn, evaluate, log, checkpoint.
 
-One pass of the loop is one step of every environment. The device is given the policy's step and the updates that are
-owed, in this order, and while it works on them the host steps the environments: a row enters the replay one pass
-after the policy acted, so the policy that acts is at most one pass older than the newest parameters. Nothing depends
-on timing: the same seed gives the same run.
+One pass of the loop is one step of every environment, those of an evaluation under way included. The device is given
+the policy's steps and then the updates that are owed, and while it works on them the host steps the environments. So
+the policy that acts is at most one pass older than the newest parameters, and the updates sample what was there before
+the pass. Nothing depends on timing: the same seed gives the same run.
 """
 
 import dataclasses
@@ -91,8 +91,6 @@ class Trainer:
             before = self.step
             self._advance()
             self.elapsed = time.monotonic() - began
-            if self.evaluation.running:
-                self._report(self.evaluation.advance())
             if self.step >= next_multiple(before, c.log_every):
                 self._log()
             if self.step >= next_multiple(before, c.checkpoint_every) and self.step < c.steps:
@@ -102,18 +100,27 @@ class Trainer:
         return self._finish()
 
     def _advance(self) -> None:
-        """One step of every environment, with the updates that fall due meanwhile."""
+        """One pass: first all work for the device, which does not wait, then the environments."""
+        evaluation = self.evaluation if self.evaluation.running else None
         action, self.carry = self.learner.act(self.carry, self.row, self.count)
+        if evaluation:
+            evaluation.act()
         self.debt += self.config.updates_per_step * self._env_steps(self.row)
-        owed = int(self.debt + 1e-6)
-        self.learner.update(owed)
-        self.debt -= owed
-        self._take(np.asarray(action))
+        self.debt -= self.learner.update(self.debt)
+        self._send(np.asarray(action))
+        if evaluation:
+            evaluation.send()
+        self._receive()
+        if evaluation:
+            self._report(evaluation.receive())
         self.step += self._env_steps(self.row)
         self.count += 1
 
-    def _take(self, action: np.ndarray) -> list[float]:
+    def _send(self, action: np.ndarray) -> None:
         self.envs.send(action.reshape(self.envs.count, -1))
+
+    def _receive(self) -> list[float]:
+        """The rows of the environments go into the replay; returns of the episodes that they complete."""
         row, episodes = self.envs.receive()
         self.row = self._by_seed(row)
         self.learner.add(self.row)
@@ -128,7 +135,8 @@ class Trainer:
         self._new_episodes()
         while steps < c.prefill and not self.stop:
             action = np.stack([rng.uniform(-1, 1, (c.envs, self.envs.action_size)) for rng in rngs])
-            self.random_returns += self._take(action)
+            self._send(action)
+            self.random_returns += self._receive()
             steps += self._env_steps(self.row)
         self.returns = []
 

@@ -86,7 +86,7 @@ class LatentAgent:
         grads, means, (z, watched) = gradient(model_loss, model)
         moments = {}
         model, moments["model"] = apply(self.optimisers["model"], grads, state.moments["model"], model)
-        metrics = means | watched | {"model_gradient": optax.global_norm(grads)}
+        metrics = means | watched | {"model_gradient": optax.tree.norm((grads.encoder, grads.rssm, grads.reward))}
 
         imagined = self.dream(actor, critic, model, flatten_rows(z), behaviour_key)
 
@@ -99,7 +99,7 @@ class LatentAgent:
         modules = {}
         for name, module, grad in zip(("actor", "critic"), (actor, critic), grads, strict=True):
             modules[name], moments[name] = apply(self.optimisers[name], grad, state.moments[name], module)
-            metrics[f"{name}_gradient"] = optax.global_norm(grad)
+            metrics[f"{name}_gradient"] = optax.tree.norm(grad)
         state = State(Policy(model, modules["actor"]), modules["critic"], moments)
         return state, metrics
 

@@ -6,12 +6,14 @@ import xml.etree.ElementTree as ET
 import gymnasium
 import mujoco
 import numpy as np
+from absl import logging
 from dm_control import suite
 from dm_control.mujoco import engine
 from dm_control.rl import control
 from dm_control.suite import common, hopper
 from dm_control.utils import rewards
 
+logging.set_verbosity(logging.ERROR)  # else every worker repeats a deprecation of the cheetah's model
 EPISODE_FRAMES = 1000
 GRAY_FLOOR = ("walker", "cheetah", "hopper", "stacker")  # their floor tells how fast they move, so it must stay visible
 
