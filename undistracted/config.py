@@ -74,7 +74,9 @@ class Config:
 
     # Model
     channels: tuple[int, ...] = (32, 64, 128, 256)
-    """Channels of the four convolutions."""
+    """Channels of the convolutions."""
+    shrink: int = 1
+    """Average the picture over squares of this side before the convolutions."""
     belief: int = 200
     """Size of the deterministic belief, D."""
     state: int = 30
@@ -165,7 +167,8 @@ PRESETS: dict[str, dict] = {
         replay_size=50_000,
         batch=16,
         length=20,
-        channels=(8, 16, 32, 64),
+        channels=(8, 16, 32),
+        shrink=2,
         belief=96,
         state=16,
         hidden=96,

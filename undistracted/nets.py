@@ -130,25 +130,35 @@ def native_conv(x, weight):
     return y.reshape(*x.shape[:-3], *y.shape[1:])
 
 
+def shrunk(obs, factor: int):
+    """The picture averaged over squares of factor x factor pixels."""
+    parts = [obs[..., i::factor, j::factor, :] for i in range(factor) for j in range(factor)]
+    return sum(part.astype(jnp.float32) for part in parts) / factor**2
+
+
 class Encoder(eqx.Module):
-    """h: o_t -> x_t. Four convolutions (kernel 4, stride 2, ReLU): 64 -> 31 -> 14 -> 6 -> 2, flattened."""
+    """h: o_t -> x_t. Convolutions (kernel 4, stride 2, ReLU); the paper's four take 64 -> 31 -> 14 -> 6 -> 2 pixels."""
 
     layers: list[Linear]
+    shrink: int = eqx.field(static=True)
     conv: Callable = eqx.field(static=True)
 
-    def __init__(self, channels: tuple[int, ...], key, dtype="float32", conv=patch_conv):
+    def __init__(self, channels: tuple[int, ...], key, dtype="float32", shrink=1, conv=patch_conv):
         sizes = [3, *channels]
         keys = jax.random.split(key, len(channels))
         self.layers = [Linear(16 * n, m, k, dtype) for n, m, k in zip(sizes[:-1], sizes[1:], keys, strict=True)]
-        self.conv = conv
+        self.shrink, self.conv = shrink, conv
 
     @property
     def size(self) -> int:
-        return 4 * self.layers[-1].bias.shape[0]
+        side = 64 // self.shrink
+        for _ in self.layers:
+            side = side // 2 - 1
+        return side**2 * self.layers[-1].bias.shape[0]
 
     def __call__(self, obs: UInt8[Array, "*n 64 64 3"]) -> Float[Array, "*n x"]:
         dtype = DTYPES[self.layers[0].dtype]
-        x = obs.astype(dtype) / 127.5 - 1
+        x = (shrunk(obs, self.shrink) if self.shrink > 1 else obs).astype(dtype) / 127.5 - 1
         for layer in self.layers:
             x = jax.nn.relu(self.conv(x, layer.weight.astype(dtype)) + layer.bias.astype(dtype))
         return x.reshape(*x.shape[:-3], -1).astype(jnp.float32)

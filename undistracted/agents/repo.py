@@ -33,7 +33,8 @@ class RePo(eqx.Module):
     def __init__(self, config, action_size: int, key):
         k = jax.random.split(key, 3)
         dtype = config.precision
-        self.encoder = Encoder(config.channels, k[0], dtype, native_conv if config.native_conv else patch_conv)
+        conv = native_conv if config.native_conv else patch_conv
+        self.encoder = Encoder(config.channels, k[0], dtype, config.shrink, conv)
         self.rssm = RSSM(
             action_size,
             self.encoder.size,
