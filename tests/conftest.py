@@ -1,0 +1,79 @@
+"""Tiny settings, an agent of that size and a batch, shared by all tests.
+
+Nearly all the time of the tests is XLA's: it optimises less here, and what one test compiled no other compiles again
+(subprocesses included). Set before the first import of JAX.
+"""
+
+import os
+import tempfile
+
+CACHE = tempfile.TemporaryDirectory(prefix="undistracted-tests-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+from undistracted.agents import make_agent  # noqa: E402
+from undistracted.config import Config, complete, preset_config  # noqa: E402
+from undistracted.data import Batch  # noqa: E402
+
+settings.register_profile("tests", deadline=None, derandomize=True)
+settings.load_profile("tests")
+
+ACTION_SIZE = 2
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Complete settings of the debug preset in float32, with overrides."""
+
+    def make(task: str = "distracted/walker-walk", **overrides) -> Config:
+        defaults = dict(precision="float32", native_conv=False, replay_size=64, model_lr=3e-3, beta_lr=1e-2)
+        return complete(preset_config(task, "debug", **defaults | overrides))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def config(tiny) -> Config:
+    return tiny()
+
+
+@pytest.fixture
+def key():
+    return jax.random.key(7)
+
+
+@pytest.fixture(scope="session")
+def agent(config):
+    return make_agent(config, ACTION_SIZE)
+
+
+@pytest.fixture(scope="session")
+def state(agent):
+    return jax.jit(agent.init)(jax.random.key(0))
+
+
+@pytest.fixture(scope="session")
+def update(agent):
+    """The agent's update, compiled once."""
+    return jax.jit(agent.update)
+
+
+@pytest.fixture(scope="session")
+def batch(config) -> Batch:
+    """Noise of (T, B) rows; an episode starts at row 3 of the first sequence, and nowhere else."""
+    rng, rows = np.random.default_rng(0), (config.length, config.batch)
+    first = np.zeros(rows, bool)
+    first[3, 0] = True
+    action = rng.uniform(-1, 1, (*rows, ACTION_SIZE)) * ~first[..., None]
+    return Batch(
+        jax.numpy.asarray(rng.integers(0, 256, (*rows, 64, 64, 3), np.uint8)),
+        jax.numpy.asarray(action, "float32"),
+        jax.numpy.asarray(rng.normal(size=rows) * ~first, "float32"),
+        jax.numpy.asarray(first),
+    )

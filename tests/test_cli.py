@@ -1,0 +1,90 @@
+"""A user's mistake is one line that says what to do, and exit code 2."""
+
+import json
+
+import pytest
+from toy import start
+
+from undistracted.__main__ import main
+
+WALKER = "distracted/walker-walk"
+MISTAKES = {
+    "verb": (["trian"], "did you mean 'train'"),
+    "task": (["train", "distracted/walker-wlak"], "did you mean 'distracted/walker-walk'"),
+    "no task": (["train"], "What to learn"),
+    "agent": (["train", WALKER, "--agent", "repoo"], "did you mean 'repo'"),
+    "flag": (["train", WALKER, "--setps", "10"], "--setps"),
+    "preset": (["train", WALKER, "--preset", "big"], "auto, paper, small, debug"),
+    "value": (["train", WALKER, "--steps", "many"], "many"),
+    "choice": (["train", WALKER, "--protocol", "mine"], "official"),
+    "negative": (["train", WALKER, "--steps", "-1"], "--steps is -1"),
+    "nothing": (["train", WALKER, "--envs", "0"], "--envs is 0"),
+    "prefill": (["train", WALKER, "--preset", "debug", "--prefill", "10"], "--prefill 16 or more"),
+    "no videos": (["train", WALKER, "--videos", "nosuchfolder"], "no video folder at 'nosuchfolder'"),
+    "empty videos": (["train", WALKER, "--videos", "empty"], "no video files in"),
+    "discrete": (["train", "gym/CartPole-v1"], "Discrete actions"),
+    "blind": (["train", "gym/toy:Blind-v0"], "shows no pixels"),
+    "module": (["train", "gym/nosuchmodule:Env-v0"], "cannot import 'nosuchmodule'"),
+    "resume": (["train", WALKER, "--resume", "--run", "empty"], "no checkpoint in empty"),
+    "occupied": (["train", WALKER, "--run", "occupied"], "occupied already holds a run; continue it with --resume"),
+    "another": (["train", "dmc/walker-run", "--resume", "--run", "occupied"], "occupied holds repo on dmc/walker-walk"),
+    "no run": (["evaluate", "empty"], "empty is not a run directory"),
+    "untrained": (["evaluate", "untrained"], "no checkpoint in untrained"),
+    "split": (["evaluate", "occupied", "--split", "mine"], "mine"),
+    "episodes": (["evaluate", "occupied", "--episodes", "0"], "--episodes is 0"),
+    "surplus": (["tasks", "all"], "takes no arguments"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with runs that were never run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for run in ("occupied", "untrained"):
+        (tmp_path / run).mkdir()
+        settings = {"task": "dmc/walker-walk", "channels": [4, 4, 4, 4]}
+        (tmp_path / run / "config.json").write_text(json.dumps(settings))
+    whole = tmp_path / "occupied" / "checkpoints" / "000000100"
+    whole.mkdir(parents=True)
+    (whole / "counters.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, folder, capsys):
+    arguments, words = MISTAKES[name]
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
+    assert line.startswith("error: ") and words in line
+    assert not output.out and not set("│─╭") & set(line) and "----" not in line
+
+
+def test_from_the_shell(folder):
+    process = start("train", "gym/toy:Blind-v0", "--steps", "10", "--processes")
+    output, errors = process.communicate()
+    assert (process.returncode, output) == (2, "")
+    assert errors.startswith("error: 'gym/toy:Blind-v0' shows no pixels") and len(errors.splitlines()) == 1
+
+
+def test_help_without_a_verb():
+    process = start()
+    output, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    assert all(verb in output for verb in ("train", "evaluate", "bench", "tasks", "agents"))
+
+
+def test_help_shows_the_defaults_of_the_preset(capsys):
+    for preset, steps in (("paper", "500000"), ("small", "20000")):
+        with pytest.raises(SystemExit) as end:
+            main(["train", "--preset", preset, "--help"])
+        assert end.value.code == 0
+        assert f"(default: {steps})" in " ".join(capsys.readouterr().out.split())
+
+
+def test_lists(capsys):
+    assert main(["tasks"]) == main(["agents"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"dmc/walker-walk", "distracted/walker-walk", "scoreboard/walker-walk", "gym/<EnvId>"} <= set(lines)
+    assert any(line.startswith("repo ") for line in lines)

@@ -1,0 +1,140 @@
+"""Compiled learning: traced once, decided by the seed, alike for one seed or several, fused or not; and it learns."""
+
+import jax
+import numpy as np
+import pytest
+
+from undistracted.agents.latent import LatentAgent
+from undistracted.data import Batch
+from undistracted.learner import Learner
+
+ACTION_SIZE, ROWS = 2, 24
+
+
+def experience(seeds, envs: int, rows: int = ROWS) -> list[Batch]:
+    """Rows (S, E, ...): noise by seed; each environment's episodes are 7 steps long, one row out of phase."""
+    streams = [np.random.default_rng(seed) for seed in seeds]
+
+    def row(t):
+        first = np.broadcast_to((t + np.arange(envs)) % 8 == 0, (len(seeds), envs))
+        obs = np.stack([rng.integers(0, 256, (envs, 64, 64, 3), np.uint8) for rng in streams])
+        action = np.stack([rng.uniform(-1, 1, (envs, ACTION_SIZE)) for rng in streams]) * ~first[..., None]
+        reward = np.stack([rng.normal(size=envs) for rng in streams]) * ~first
+        return Batch(obs, action.astype(np.float32), reward.astype(np.float32), first)
+
+    return [row(t) for t in range(rows)]
+
+
+def filled(config) -> Learner:
+    learner = Learner(config, ACTION_SIZE)
+    for row in experience(range(config.seed, config.seed + config.seeds), config.envs):
+        learner.add(row)
+    return learner
+
+
+def trained(config, updates=3) -> tuple[Learner, list[dict]]:
+    learner = filled(config)
+    learner.update(updates)
+    return learner, learner.metrics()
+
+
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """Seed 1 after three updates."""
+    return trained(tiny(seed=1))
+
+
+def assert_close(actual, expected, **tolerance):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, **tolerance)
+
+
+def test_update_and_act_are_traced_once(config, monkeypatch):
+    traces = {"update": 0, "act": 0}
+
+    def counted(name):
+        original = getattr(LatentAgent, name)
+
+        def method(self, *args):
+            traces[name] += 1
+            return original(self, *args)
+
+        return method
+
+    for name in traces:
+        monkeypatch.setattr(LatentAgent, name, counted(name))
+    learner = Learner(config, ACTION_SIZE)
+    carry, counts = learner.initial_carry(config.envs), []
+    for t, row in enumerate(experience([0], config.envs)):
+        learner.add(row)
+        _, carry = learner.act(carry, row, t)
+        if t >= config.length:
+            learner.update(1 + t % 3)
+            counts.append(dict(traces))
+    learner.metrics()
+    learner.update(2)
+    assert counts[0]["act"] == 1
+    assert [*counts, traces] == [counts[0]] * (1 + len(counts))
+    assert learner.updates > ROWS
+
+
+def test_metrics_are_means_since_the_last_call_and_decided_by_the_seed(tiny, alone):
+    learner, single = filled(tiny(seed=1)), []
+    for _ in range(3):
+        learner.update(1)
+        single.append(learner.metrics()[0])
+    for name, mean in alone[1][0].items():
+        assert np.isfinite(mean)
+        assert mean == float(np.float32(sum(np.float32(m[name]) for m in single))) / 3, name
+    assert learner.metrics() == [{}]
+    assert_close(learner.state, alone[0].state, rtol=0)
+
+
+def test_a_seed_among_others_learns_what_it_learns_alone(tiny, alone):
+    learner, metrics = trained(tiny(seed=0, seeds=2))
+    for name, value in alone[1][0].items():
+        assert metrics[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    for name in ("reward_loss", "kl", "actor_loss", "value"):
+        assert metrics[0][name] != pytest.approx(metrics[1][name], rel=1e-3)
+    second = jax.tree.map(lambda x: x[1:], learner.state.policy)
+    assert_close(second, alone[0].state.policy, rtol=1e-4, atol=1e-5)
+    row = experience([5, 5], 2)[0]
+    actions, _ = learner.act(learner.initial_carry(2), row, 3)
+    action, _ = alone[0].act(alone[0].initial_carry(2), jax.tree.map(lambda x: x[1:], row), 3)
+    np.testing.assert_allclose(actions[1], action[0], atol=1e-4)
+
+
+def test_fused_block_is_the_updates_one_by_one(tiny, alone, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where the learner fuses a block of updates
+    fused, metrics = trained(tiny(seed=1))
+    assert fused.updates == alone[0].updates == 3
+    for name, value in alone[1][0].items():
+        assert metrics[0][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    assert_close(fused.state.policy, alone[0].state.policy, rtol=1e-4, atol=1e-5)
+
+
+def test_policy_copy_outlives_the_updates(alone):
+    learner = alone[0]
+    copy, before = learner.policy_copy(), jax.tree.map(np.array, learner.state.policy)
+    learner.update(1)
+    assert_close(copy, before, atol=0)
+    assert not np.allclose(
+        copy.model.reward.mlp.layers[0].weight, learner.state.policy.model.reward.mlp.layers[0].weight
+    )
+
+
+def test_reward_is_learnt_from_the_picture(config):
+    """Rewards of +-1, drawn anew at each row and shown as bright or dark: guessing costs the variance, 1 / 2."""
+    learner, rng = Learner(config, ACTION_SIZE), np.random.default_rng(0)
+    for row in experience([0], config.envs, 32):
+        reward = rng.choice([-1.0, 1.0], row.reward.shape).astype(np.float32)
+        obs = row.obs // 2 + np.uint8(127) * (reward > 0)[..., None, None, None].astype(np.uint8)
+        learner.add(row._replace(obs=obs, reward=reward, first=np.zeros_like(row.first)))
+    learner.update(5)
+    before = learner.metrics()[0]["reward_loss"] - 0.5 * np.log(2 * np.pi)
+    learner.update(100)
+    learner.metrics()
+    learner.update(20)
+    after = learner.metrics()[0]["reward_loss"] - 0.5 * np.log(2 * np.pi)
+    assert before > 0.4
+    assert after < 0.05

@@ -1,0 +1,114 @@
+"""What a run writes down and shows."""
+
+import csv
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from undistracted.evaluate import Result, summarise
+from undistracted.logger import RunLog, Terminal, drop_later, print_summary, result_table
+
+RESULTS = [
+    Result(100, 0, "train", 0, 10.0, 500, 1.0),
+    Result(100, 0, "train", 1, 20.0, 500, 0.0),
+    Result(100, 0, "test", 0, 7.12345, 400, None),
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Three lines of metrics, at steps 50, 100 and 150, and evaluations at 0, 100 and 150."""
+    log = RunLog(tmp_path)
+    for step in (50, 100, 150):
+        log.metrics(step, 0, {"kl": step / 10})
+    for step in (0, 100, 150):
+        log.evaluation([result._replace(step=step) for result in RESULTS])
+    log.close()
+    return tmp_path
+
+
+def table(run):
+    return list(csv.reader((run / "eval.csv").open(newline="")))
+
+
+def logged(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_files(run):
+    assert table(run)[:4] == [
+        ["step", "seed", "split", "episode", "return", "length", "success"],
+        ["0", "0", "train", "0", "10.000", "500", "1.0"],
+        ["0", "0", "train", "1", "20.000", "500", "0.0"],
+        ["0", "0", "test", "0", "7.123", "400", ""],
+    ]
+    assert logged(run)[0] == {"step": 50, "seed": 0, "kl": 5.0}
+
+
+def test_a_resumed_run_appends(run):
+    RunLog(run).close()
+    log = RunLog(run)
+    log.metrics(200, 1, {"kl": 0.5})
+    log.evaluation([RESULTS[0]._replace(step=200)])
+    log.close()
+    assert [line["step"] for line in logged(run)] == [50, 100, 150, 200]
+    assert [row[0] for row in table(run)] == ["step", *["0"] * 3, *["100"] * 3, *["150"] * 3, "200"]
+
+
+def test_what_came_later_is_dropped(run):
+    drop_later(run, 100, 99)
+    assert [line["step"] for line in logged(run)] == [50, 100]
+    assert [row[0] for row in table(run)] == ["step", "0", "0", "0"]
+    drop_later(run, 10**6, 10**6)
+    assert len(logged(run)) == 2 and len(table(run)) == 4
+
+
+def test_nothing_to_drop(tmp_path):
+    drop_later(tmp_path, 100, 100)
+    RunLog(tmp_path).close()
+    assert len(table(tmp_path)) == 1 and logged(tmp_path) == []
+
+
+def test_a_torn_line_is_dropped(run):
+    for name, torn in (("metrics.jsonl", '{"step": 1'), ("eval.csv", "1")):
+        with (run / name).open("a") as file:
+            file.write(torn)
+    drop_later(run, 150, 150)
+    assert [line["step"] for line in logged(run)] == [50, 100, 150]
+    assert len(table(run)) == 10 and {len(row) for row in table(run)} == {7}
+
+
+def test_summary(capsys):
+    summary = summarise(RESULTS)
+    assert summary == {
+        "train": {"return": 15.0, "std": 5.0, "episodes": 2, "success": 0.5},
+        "test": {"return": 7.12345, "std": 0.0, "episodes": 1},
+    }
+    print_summary(summary)
+    output = capsys.readouterr()
+    lines = [line.split() for line in output.err.splitlines()]
+    assert not output.out
+    assert [line[:3] for line in lines] == [["train", "return", "15.0"], ["test", "return", "7.1"]]
+    assert lines[0][-2:] == ["success", "50%"] and "success" not in lines[1]
+
+
+@pytest.mark.parametrize("random_return", [3.25, None])
+def test_result_table(random_return):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(result_table(RESULTS, random_return))
+    cells = [[cell.strip() for cell in line.strip("│").split("│")]
+             for line in console.file.getvalue().splitlines() if "│" in line]  # fmt: skip
+    assert cells[:2] == [["train (seen videos)", "15.0", "5.0", "2"], ["test (unseen videos)", "7.1", "0.0", "1"]]
+    assert cells[2:] == ([] if random_return is None else [["random policy", "3.2", "", ""]])
+
+
+def test_terminal_elsewhere_shows_no_bar(capsys):
+    terminal = Terminal("repo on a task", 1000)
+    for step in (0, 100, 200):
+        terminal.show(step, KL="1.0 (3)")
+    terminal.say("said")
+    terminal.close()
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "repo on a task\nsaid\n")

@@ -1,0 +1,92 @@
+"""From environments to replay: every row is what happened, in the order in which it happened."""
+
+import jax
+import numpy as np
+import pytest
+from toy import COUNTING, STEADY, Steady, episodes_of, follow
+
+from undistracted.config import preset_config
+from undistracted.rollout import Environments
+from undistracted.train import Trainer, prepare
+
+both_ways = pytest.mark.parametrize("processes", [False, True])
+
+
+def collect(path, task=COUNTING, **overrides):
+    """A trainer after its run, which acts but does not learn."""
+    settings = dict(run=str(path), updates_per_step=0.0, steps=120, checkpoint_every=50)
+    trainer = Trainer(prepare(preset_config(task, "debug", **settings | overrides)))
+    try:
+        trainer.run()
+    finally:
+        trainer.close()
+    return trainer
+
+
+def columns(trainer):
+    """The replay's rows of each environment, by seed and number."""
+    rows, written = jax.device_get(trainer.learner.replay.rows), int(trainer.learner.replay.written[0])
+    seeds, _, envs = rows.reward.shape
+    return [[jax.tree.map(lambda x, s=s, e=e: x[s, :written, e], rows) for e in range(envs)] for s in range(seeds)]
+
+
+@both_ways
+def test_replay_holds_what_happened(tmp_path, processes):
+    trainer = collect(tmp_path, envs=3, processes=processes)
+    facts = [follow(column) for column in columns(trainer)[0]]
+    seeds = [list(dict.fromkeys(fact.seed for fact in column)) for column in facts]
+    assert [len(column) for column in seeds] == [4, 4, 4], "prefill, training, and two checkpoints"
+    assert len(np.unique(seeds)) == 12
+    prefill = [[fact for fact in column if fact.seed == own[0]] for column, own in zip(facts, seeds, strict=True)]
+    steps = sum(fact.t > 0 for column in facts for fact in column)
+    prefill_steps = sum(fact.t > 0 for column in prefill for fact in column)
+    assert 120 <= trainer.step <= 122 and 100 <= prefill_steps <= 102
+    assert trainer.step == steps - prefill_steps, "first rows are no steps"
+    returns = [episode[0] for column in prefill for episode in episodes_of(column)]
+    np.testing.assert_allclose(sorted(trainer.random_returns), sorted(returns))
+    actions = np.array([fact.action for column in facts for fact in column if fact.t > 0])
+    assert np.abs(actions).max() <= 1 and len(np.unique(actions, axis=0)) == len(actions)
+
+
+@both_ways
+def test_episodes(processes):
+    count, config = 3, preset_config(COUNTING, "debug")
+    envs = Environments([config.env("train")] * count, processes)
+    rng, stacked, episodes = np.random.default_rng(0), [], []
+    try:
+        for seeds in ([5, 6, 7], [2**32 - 1, 20, 22]):  # the second reset cuts episodes short: they do not count
+            rows, ended = [envs.reset(seeds)], []
+            for _ in range(41):
+                envs.send(rng.uniform(-1, 1, (count, 6)))
+                row, done = envs.receive()
+                rows.append(row)
+                ended += done
+            stacked.append(jax.tree.map(lambda *x: np.stack(x), *rows))
+            episodes.append(ended)
+    finally:
+        envs.close()
+    for rows, ended in zip(stacked, episodes, strict=True):
+        for env in range(count):
+            expected = episodes_of(follow(jax.tree.map(lambda x, env=env: x[:, env], rows)))
+            own = [(e.reward, e.length, e.success) for e in ended if e.env == env]
+            assert {success for *_, success in own} == {0.0, 1.0, None}
+            assert [e[1:] for e in own] == [e[1:] for e in expected]
+            np.testing.assert_allclose([e[0] for e in own], [e[0] for e in expected])
+
+
+def test_steps_are_a_seeds_share(tmp_path):
+    trainer = collect(tmp_path, seeds=2, checkpoint_every=1000)
+    facts = [follow(column) for seed in columns(trainer) for column in seed]
+    steps = sum(fact.t > 0 and fact.seed != column[0].seed for column in facts for fact in column)
+    assert trainer.step == steps // 2
+
+
+def test_a_seed_among_others_collects_what_it_collects_alone(tmp_path):
+    (together, alone) = collect(tmp_path / "two", STEADY, seeds=2), collect(tmp_path / "one", STEADY, seed=1)
+    assert together.step == alone.step
+    for many, single in zip(columns(together)[1], columns(alone)[0], strict=True):
+        facts, expected = follow(many, Steady), follow(single, Steady)
+        assert [fact[:3] for fact in facts] == [fact[:3] for fact in expected]
+        np.testing.assert_allclose(many.action, single.action, atol=1e-5)
+    other = follow(columns(together)[0][0], Steady)
+    assert {fact.seed for fact in other}.isdisjoint(fact.seed for fact in facts)
