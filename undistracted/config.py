@@ -161,7 +161,7 @@ class Config:
 PRESETS: dict[str, dict] = {
     "paper": {},
     "small": dict(
-        steps=20_000,
+        steps=30_000,
         envs=2,
         prefill=2_000,
         replay_size=50_000,
@@ -177,9 +177,10 @@ PRESETS: dict[str, dict] = {
         actor_lr=3e-4,
         critic_lr=3e-4,
         beta_lr=1e-3,
+        entropy_bonus=3e-3,
         unroll=1,
-        eval_every=5_000,
-        eval_episodes=4,
+        eval_every=10_000,
+        eval_episodes=8,
         eval_envs=2,
         log_every=500,
         checkpoint_every=10_000,
