@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import io
+import itertools
 import json
 import os
 import sys
@@ -20,7 +21,7 @@ VERBS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; 0 on success, 2 with one `error:` line on a user's mistake."""
-    verb, *args = sys.argv[1:] if argv is None else argv or ["--help"]
+    verb, *args = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if verb in ("-h", "--help", "help"):
         print("usage: undistracted VERB ...      (undistracted VERB --help says more)\n")
         print("\n".join(f"  {name:10s} {text}" for name, text in VERBS.items()))
@@ -97,9 +98,10 @@ def parse(settings, args: list[str], verb: str, default=None):
     except SystemExit as e:
         if not e.code:
             raise
-        lines = [line.strip("│╭╮╰╯ ") for line in errors.getvalue().splitlines()[1:]]
-        rule = next((i for i, line in enumerate(lines) if line.startswith("───")), len(lines))
-        raise UserError(f"{' '.join(lines[:rule])} (see undistracted {verb} --help)") from None
+        lines = [line.strip("│╭╮╰╯|+ ") for line in errors.getvalue().splitlines()[1:]]
+        parts = itertools.groupby(lines, key=lambda line: bool(line) and set(line) <= {"─", "-"})  # by the box's rules
+        message = next(" ".join(part) for is_rule, part in parts if not is_rule)
+        raise UserError(f"{message} (see undistracted {verb} --help)") from None
 
 
 def value_of(args: list[str], flag: str) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from undistracted import replay as ring
@@ -29,6 +30,8 @@ def save(run: Path, learner: Learner, step: int, counters: dict, *, replay: bool
     """Write a checkpoint; on a full disk, leave the previous one untouched and say so."""
     folder = run / "checkpoints"
     partial, final = folder / ".partial", folder / f"{step:09d}"
+    if step in steps(run):
+        return  # nothing has been learned since
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -36,18 +39,21 @@ def save(run: Path, learner: Learner, step: int, counters: dict, *, replay: bool
         counters |= {"step": step, "updates": learner.updates, "action_size": learner.agent.action_size}
         counters["rows"] = save_replay(folder / "replay", learner) if replay else None
         (partial / "counters.json").write_text(json.dumps(counters, indent=2) + "\n")
-        shutil.rmtree(final, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)  # not whole
         os.replace(partial, final)
-    except OSError as e:
+    except (OSError, SafetensorError) as e:
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"cannot write a checkpoint to {folder}: {e.strerror}; the last whole one is kept") from e
+        raise UserError(f"cannot write a checkpoint to {folder}: {e}; the last whole one is kept") from e
     for old in steps(run):
         if old != step:
             shutil.rmtree(folder / f"{old:09d}")
+    for _, last, path in chunks(folder / "replay"):
+        if replay and last <= counters["rows"][0]:
+            path.unlink()
 
 
 def save_replay(folder: Path, learner: Learner) -> list[int]:
-    """Append what was written since the last checkpoint; drop files that the ring has overwritten."""
+    """Append what was written since the last checkpoint."""
     folder.mkdir(exist_ok=True)
     end = int(np.asarray(learner.replay.written)[0])
     begin = max(0, end - learner.replay.capacity)
@@ -59,9 +65,6 @@ def save_replay(folder: Path, learner: Learner) -> list[int]:
         partial = folder / ".partial"
         save_file(rows._asdict(), partial)
         os.replace(partial, folder / f"{start:09d}-{stop:09d}.safetensors")
-    for _, last, path in chunks(folder):
-        if last <= begin:
-            path.unlink()
     return [begin, end]
 
 
@@ -75,7 +78,8 @@ def load(run: Path, learner: Learner) -> dict:
     first = None
     for start, stop, path in chunks(run / "checkpoints" / "replay"):
         if stop > end:
-            continue  # written for a checkpoint that was never completed
+            path.unlink()  # written for a checkpoint that was never completed
+            continue
         if first is None:
             first = start
             learner.replay = learner.replay._replace(written=learner.replay.written + start)

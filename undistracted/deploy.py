@@ -9,6 +9,7 @@ from undistracted.agents.latent import Carry, LatentAgent, Policy
 from undistracted.checkpoint import load_learner
 from undistracted.config import Config
 from undistracted.data import IMAGE
+from undistracted.errors import UserError
 
 
 class Deployed:
@@ -42,4 +43,6 @@ def load(run: str | Path, seed: int | None = None) -> Deployed:
     config = Config.load_run(Path(run))
     learner, _ = load_learner(Path(run), config)
     index = 0 if seed is None else seed - config.seed
+    if not 0 <= index < config.seeds:
+        raise UserError(f"{run} has no seed {seed}; its seeds are {config.seed} to {config.seed + config.seeds - 1}")
     return Deployed(learner.agent, jax.tree.map(lambda x: x[index], learner.state.policy))

@@ -61,7 +61,7 @@ class Evaluation:
         seeds = [[c.seed + s, step, i] for s in range(c.seeds) for i in range(self.per_seed)]
         self.row = self.envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in seeds])
         self.frames = {split: [] for split in self.splits}
-        self.counts = np.zeros((c.seeds, len(self.splits)), int)
+        self.played = np.zeros(self.envs.count, int)  # episodes that each environment has completed
 
     def act(self) -> None:
         """Ask the device for the next actions."""
@@ -77,12 +77,12 @@ class Evaluation:
         self.row, episodes = self.envs.receive()
         for episode in episodes:
             seed, split = divmod(episode.env // self.per_split, len(self.splits))
-            number = int(self.counts[seed, split])
-            if number < self.config.eval_episodes:
+            number = int(self.played[episode.env]) * self.per_split + episode.env % self.per_split
+            if number < self.config.eval_episodes:  # each plays its share: the first to end would favour short ones
                 results = self.step, self.config.seed + seed, self.splits[split], number
                 self.results.append(Result(*results, *episode[1:]))
-                self.counts[seed, split] += 1
-        self.running = bool((self.counts < self.config.eval_episodes).any())
+            self.played[episode.env] += 1
+        self.running = len(self.results) < self.config.seeds * len(self.splits) * self.config.eval_episodes
         return None if self.running else sorted(self.results, key=lambda r: (r.seed, SPLITS.index(r.split), r.episode))
 
     def finish(self) -> list[Result]:
@@ -102,7 +102,7 @@ class Evaluation:
 
     def _film(self) -> None:
         for i, split in enumerate(self.splits):
-            if self.counts[0, i] == 0:
+            if self.played[i * self.per_split] == 0:
                 self.frames[split].append(self.row.obs[i * self.per_split].copy())
 
 

@@ -57,9 +57,11 @@ def drop_later(run: Path, last_metrics: int, last_evaluation: int) -> None:
     """Forget what was logged after the checkpoint that a run resumes from: those steps are taken again."""
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
+    lines = [line for line in lines if line.endswith("}")]  # a full disk or a power cut may have torn the last one
     path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= last_metrics))
     path = run / "eval.csv"
     rows = list(csv.reader(path.open(newline=""))) if path.exists() else []
+    rows = [row for row in rows if len(row) == len(EVAL_COLUMNS)]
     with path.open("w", newline="") as file:
         csv.writer(file).writerows(row for i, row in enumerate(rows) if i == 0 or int(row[0]) <= last_evaluation)
 

@@ -1,15 +1,23 @@
 """Environments in processes that speak in rows (see `data.py`), and the episodes they complete."""
 
+import contextlib
 import signal
 from functools import partial
 from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.async_vector_env import _async_worker
 
 from undistracted.data import Batch
 from undistracted.envs import make_env
 from undistracted.errors import UserError
+
+DEATH = EOFError, BrokenPipeError, ConnectionResetError  # how a pipe tells that the other end is gone
+
+
+class DeadEnvironment(UserError):
+    """An environment's process is gone."""
 
 
 class Episode(NamedTuple):
@@ -19,21 +27,30 @@ class Episode(NamedTuple):
     success: float | None
 
 
-def build(settings: dict) -> gym.Env:
-    """One environment, in its worker: Ctrl-C is the main process's business, which saves and ends its workers."""
-    if gym.vector.async_vector_env.multiprocessing.parent_process() is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return make_env(**settings)
+def worker(index, env_fn, pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore):
+    """An environment's process. Signals are the main process's business; when that is gone, end without a word."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(*DEATH):
+        _async_worker(index, env_fn, pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
+
+
+@contextlib.contextmanager
+def reporting_death():
+    try:
+        yield
+    except DEATH as e:
+        raise DeadEnvironment("an environment's process died; the run is saved: go on with --resume") from e
 
 
 class Environments:
     """A vector of environments. Each call gives one row of every environment; a finished one gives its first row next."""
 
     def __init__(self, settings: list[dict], processes: bool = True):
-        make = [partial(build, s) for s in settings]
+        make = [partial(make_env, **s) for s in settings]
         mode = gym.vector.AutoresetMode.NEXT_STEP
         if processes:
-            self.vector = gym.vector.AsyncVectorEnv(make, context="forkserver", autoreset_mode=mode)
+            self.vector = gym.vector.AsyncVectorEnv(make, context="forkserver", worker=worker, autoreset_mode=mode)
         else:
             self.vector = gym.vector.SyncVectorEnv(make, autoreset_mode=mode)
         self.count = len(settings)
@@ -41,7 +58,8 @@ class Environments:
 
     def reset(self, seeds: list[int]) -> Batch:
         """First rows of new episodes; the same seeds give the same episodes for the same actions."""
-        obs, _ = self.vector.reset(seed=[int(s) for s in seeds])
+        with reporting_death():
+            obs, _ = self.vector.reset(seed=[int(s) for s in seeds])
         self.done = np.zeros(self.count, bool)
         self._clear(np.ones(self.count, bool))
         zero = np.zeros(self.count, np.float32)
@@ -51,14 +69,13 @@ class Environments:
         """Let every environment take its action; `receive` fetches the rows."""
         self.action = np.asarray(action, np.float32)
         if isinstance(self.vector, gym.vector.AsyncVectorEnv):
-            self.vector.step_async(self.action)
+            with reporting_death():
+                self.vector.step_async(self.action)
 
     def receive(self) -> tuple[Batch, list[Episode]]:
         asynchronous = isinstance(self.vector, gym.vector.AsyncVectorEnv)
-        try:
+        with reporting_death():
             result = self.vector.step_wait() if asynchronous else self.vector.step(self.action)
-        except (EOFError, BrokenPipeError, ConnectionResetError) as e:
-            raise UserError("an environment's process died; the run is saved: go on with --resume") from e
         obs, reward, terminated, truncated, info = result
         first, self.done = self.done, terminated | truncated
         self._clear(first)
@@ -71,7 +88,14 @@ class Environments:
         return row, [self._episode(env) for env in np.flatnonzero(self.done)]
 
     def close(self) -> None:
-        self.vector.close()
+        try:
+            self.vector.close()
+        except DEATH:  # it does not answer; the others end with their pipes
+            for pipe in self.vector.parent_pipes:
+                pipe.close()
+            for process in self.vector.processes:
+                process.join()
+            self.vector.closed = True
 
     def _clear(self, mask) -> None:
         if mask.all():

@@ -8,6 +8,7 @@ the pass. Nothing depends on timing: the same seed gives the same run.
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -24,9 +25,10 @@ from undistracted.evaluate import Evaluation, splits_of, summarise
 from undistracted.film import write_film
 from undistracted.learner import Learner
 from undistracted.logger import RunLog, Terminal, drop_later, result_table
-from undistracted.rollout import Environments
+from undistracted.rollout import DeadEnvironment, Environments
 
-COUNTERS = "count", "debt", "next_evaluation", "random_returns", "elapsed"  # what a checkpoint keeps of the loop
+# What a checkpoint keeps of the loop.
+COUNTERS = "taken", "count", "returns", "debt", "next_evaluation", "random_returns", "elapsed"
 
 
 def train(config: Config) -> dict:
@@ -36,6 +38,10 @@ def train(config: Config) -> dict:
     with stopping_signals(trainer):
         try:
             return trainer.run()
+        except DeadEnvironment:
+            if trainer.step:
+                trainer.save()
+            raise
         finally:
             trainer.close()
 
@@ -52,7 +58,7 @@ def prepare(config: Config) -> Config:
                 "or another --run"
             )
         return dataclasses.replace(saved, steps=config.steps, run=str(run), resume=True)
-    if (run / "config.json").exists():
+    if checkpoint.steps(run):
         raise UserError(f"{run} already holds a run; continue it with --resume, or name another with --run")
     return complete(dataclasses.replace(config, run=str(run)))
 
@@ -67,7 +73,7 @@ class Trainer:
         self.learner = Learner(c, self.envs.action_size)
         self.evaluation = Evaluation(c, self.learner)
         self.stop = False
-        self.step = self.count = self.debt = 0  # agent steps, passes of the loop, updates owed
+        self.taken = self.step = self.count = self.debt = 0  # steps of all seeds, of each; passes; updates owed
         self.next_evaluation = 0
         self.random_returns, self.returns, self.elapsed = [], [], 0.0
         self.results = None
@@ -75,8 +81,10 @@ class Trainer:
             self._restore(checkpoint.load(self.path, self.learner))
         self.path.mkdir(parents=True, exist_ok=True)
         c.save(self.path / "config.json")
-        if c.resume:
-            drop_later(self.path, self.step, min(self.step, self.next_evaluation - 1))
+        last = self.step if c.resume else -1  # a run that never came to a checkpoint is begun anew
+        if not c.resume:
+            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        drop_later(self.path, last, min(last, self.next_evaluation - 1))
         self.log = RunLog(self.path)
         self.terminal = Terminal(title(c), c.steps)
 
@@ -85,6 +93,8 @@ class Trainer:
         began = time.monotonic() - self.elapsed
         if not c.resume:
             self._prefill()
+        if self.learner.updates == 0 and self.stop:
+            return self._stopped("before learning began; nothing to save")
         self._new_episodes()
         self._evaluate_if_due()
         while self.step < c.steps and not self.stop:
@@ -105,7 +115,7 @@ class Trainer:
         action, self.carry = self.learner.act(self.carry, self.row, self.count)
         if evaluation:
             evaluation.act()
-        self.debt += self.config.updates_per_step * self._env_steps(self.row)
+        self.debt += self.config.updates_per_step * steps_in(self.row) / self.config.seeds
         self.debt -= self.learner.update(self.debt)
         self._send(np.asarray(action))
         if evaluation:
@@ -113,7 +123,8 @@ class Trainer:
         self._receive()
         if evaluation:
             self._report(evaluation.receive())
-        self.step += self._env_steps(self.row)
+        self.taken += steps_in(self.row)
+        self.step = self.taken // self.config.seeds
         self.count += 1
 
     def _send(self, action: np.ndarray) -> None:
@@ -132,28 +143,24 @@ class Trainer:
         """Random actions until the replay can be learned from; these episodes also tell the random policy's return."""
         c, steps = self.config, 0
         rngs = [np.random.default_rng([c.seed + s, 1]) for s in range(c.seeds)]
-        self._new_episodes()
-        while steps < c.prefill and not self.stop:
+        self._new_episodes(stream=1)
+        while steps < c.prefill * c.seeds and not self.stop:
             action = np.stack([rng.uniform(-1, 1, (c.envs, self.envs.action_size)) for rng in rngs])
             self._send(action)
             self.random_returns += self._receive()
-            steps += self._env_steps(self.row)
+            steps += steps_in(self.row)
         self.returns = []
 
-    def _new_episodes(self) -> None:
+    def _new_episodes(self, stream: int = 0) -> None:
         """Reset all environments, seeded by the step: a resumed run meets what an uninterrupted one would have met."""
         c = self.config
-        sequences = [[c.seed + s, self.step, self.count, i] for s in range(c.seeds) for i in range(c.envs)]
+        sequences = [[c.seed + s, self.step, self.count, i, stream] for s in range(c.seeds) for i in range(c.envs)]
         row = self.envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in sequences])
         self.row, self.carry = self._by_seed(row), self.learner.initial_carry(c.envs)
         self.learner.add(self.row)
 
     def _by_seed(self, row: Batch) -> Batch:
         return jax.tree.map(lambda x: x.reshape(self.config.seeds, self.config.envs, *x.shape[1:]), row)
-
-    def _env_steps(self, row: Batch) -> int:
-        """Agent steps per seed in a row of all environments."""
-        return int((~row.first).sum()) // self.config.seeds
 
     def _evaluate_if_due(self) -> None:
         """Start an evaluation, to be advanced in the passes that follow; the final policy's is run by `_finish`."""
@@ -193,6 +200,12 @@ class Trainer:
     def _checkpoint(self) -> None:
         if self.evaluation.running:
             self._report(self.evaluation.finish())
+        self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint; an evaluation under way is begun again on resume."""
+        if self.evaluation.running:
+            self.next_evaluation = self.evaluation.step
         counters = {name: getattr(self, name) for name in COUNTERS}
         checkpoint.save(self.path, self.learner, self.step, counters, replay=self.config.save_replay)
 
@@ -205,9 +218,7 @@ class Trainer:
         """Save, evaluate the final policy, show the table."""
         self._checkpoint()
         if self.stop:
-            self.terminal.close()
-            self.terminal.say(f"stopped at step {self.step:,} and saved; go on with --resume --run {self.path}")
-            return {}
+            return self._stopped(f"at step {self.step:,} and saved; go on with --resume --run {self.path}")
         self.evaluation.start(self.step)
         self._report(self.evaluation.finish())
         self.terminal.close()
@@ -218,6 +229,11 @@ class Trainer:
             f"{self.elapsed / 60:.1f} minutes, {self.learner.updates:,} updates; film: {self.path}/videos"
         )
         return summarise(self.results)
+
+    def _stopped(self, text: str) -> dict:
+        self.terminal.close()
+        self.terminal.say(f"stopped {text}")
+        return {}
 
     def close(self) -> None:
         self.terminal.close()
@@ -243,6 +259,11 @@ class stopping_signals:
     def __exit__(self, *_):
         for number, handler in self.before.items():
             signal.signal(number, handler)
+
+
+def steps_in(row: Batch) -> int:
+    """Agent steps of all environments and seeds in a row."""
+    return int((~row.first).sum())
 
 
 def next_multiple(step: int, every: int) -> int:
