@@ -18,8 +18,9 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from undistracted.agents import make_agent  # noqa: E402
-from undistracted.config import Config, complete, preset_config  # noqa: E402
+from undistracted.config import Config  # noqa: E402
 from undistracted.data import Batch  # noqa: E402
+from undistracted.presets import complete, preset_config  # noqa: E402
 
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")

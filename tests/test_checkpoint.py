@@ -16,12 +16,13 @@ from toy import COUNTING, follow, start, wait_until
 
 from undistracted import checkpoint
 from undistracted.__main__ import main
-from undistracted.config import Config, complete, preset_config
+from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.errors import UserError
 from undistracted.learner import Learner
+from undistracted.presets import complete, preset_config
 from undistracted.rollout import Environments
-from undistracted.train import Trainer
+from undistracted.training import Trainer
 
 
 def command(run, steps, *more):

@@ -101,7 +101,7 @@ def test_wrong_pictures(agent, picture):
 
 
 def test_functions_of_the_package():
-    importlib.import_module("undistracted.train")  # a module of a function's name does not take its place
+    importlib.import_module("undistracted.training")  # a module of a function's name does not take its place
     for name in ("make_env", "train", "evaluate", "load", "preset_config"):
         assert getattr(undistracted, name).__name__ == name and callable(getattr(undistracted, name))
 

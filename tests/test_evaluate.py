@@ -13,7 +13,7 @@ from undistracted.checkpoint import load_learner
 from undistracted.config import Config
 from undistracted.deploy import load
 from undistracted.errors import UserError
-from undistracted.evaluate import EvaluateConfig, Evaluation, evaluate
+from undistracted.evaluation import EvaluateConfig, Evaluation, evaluate
 from undistracted.film import write_film
 
 EPISODE = 40

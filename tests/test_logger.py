@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from undistracted.evaluate import Result, summarise
+from undistracted.evaluation import Result, summarise
 from undistracted.logger import RunLog, Terminal, drop_later, print_summary, result_table
 
 RESULTS = [

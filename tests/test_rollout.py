@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from toy import COUNTING, STEADY, Steady, episodes_of, follow
 
-from undistracted.config import preset_config
+from undistracted.presets import preset_config
 from undistracted.rollout import Environments
-from undistracted.train import Trainer, prepare
+from undistracted.training import Trainer, prepare
 
 both_ways = pytest.mark.parametrize("processes", [False, True])
 
@@ -43,7 +43,7 @@ def test_replay_holds_what_happened(tmp_path, processes):
     assert 120 <= trainer.step <= 122 and 100 <= prefill_steps <= 102
     assert trainer.step == steps - prefill_steps, "first rows are no steps"
     returns = [episode[0] for column in prefill for episode in episodes_of(column)]
-    np.testing.assert_allclose(sorted(trainer.random_returns), sorted(returns))
+    np.testing.assert_allclose(sorted(trainer.collector.random_returns), sorted(returns))
     actions = np.array([fact.action for column in facts for fact in column if fact.t > 0])
     assert np.abs(actions).max() <= 1 and len(np.unique(actions, axis=0)) == len(actions)
 

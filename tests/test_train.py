@@ -15,7 +15,7 @@ from undistracted import checkpoint
 from undistracted.__main__ import main
 from undistracted.config import Config
 from undistracted.film import write_film
-from undistracted.train import train
+from undistracted.training import train
 
 REPEAT, EPISODE = 25, 40  # an episode is 1000 frames
 OPTIONS = f"--preset debug --steps 120 --eval-every 60 --checkpoint-every 100 --seed 3 --action-repeat {REPEAT}".split()

@@ -7,8 +7,6 @@ action, carry = agent.act(observation, carry)
 """
 
 import importlib
-import sys
-import types
 
 __version__ = "0.1.0"
 
@@ -16,24 +14,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "make_env": "undistracted.envs",
     "Config": "undistracted.config",
-    "preset_config": "undistracted.config",
-    "train": "undistracted.train",
-    "evaluate": "undistracted.evaluate",
-    "EvaluateConfig": "undistracted.evaluate",
+    "preset_config": "undistracted.presets",
+    "train": "undistracted.training",
+    "evaluate": "undistracted.evaluation",
+    "EvaluateConfig": "undistracted.evaluation",
     "load": "undistracted.deploy",
 }
 __all__ = [*_HOMES, "__version__"]
-
-
-class _Package(types.ModuleType):
-    """Keeps `undistracted.train` the function, though the module of that name is imported."""
-
-    def __setattr__(self, name, value):
-        if name not in _HOMES or not isinstance(value, types.ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str):

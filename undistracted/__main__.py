@@ -1,6 +1,7 @@
 """The command line: each verb parses its settings and calls one function that a notebook could call too."""
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import itertools
@@ -44,7 +45,8 @@ def run_train(args: list[str]) -> None:
     import tyro
 
     from undistracted.agents import AGENTS
-    from undistracted.config import Config, preset_config
+    from undistracted.config import Config
+    from undistracted.presets import preset_config
 
     # The preset decides the other defaults, which --help then shows.
     preset = value_of(args, "--preset") or "auto"
@@ -53,13 +55,15 @@ def run_train(args: list[str]) -> None:
         raise UserError(
             f"unknown agent '{config.agent}'{nearest(config.agent, AGENTS)}; undistracted agents lists them"
         )
-    from undistracted.train import train
+    from undistracted.training import train
 
+    if config.resume and value_of(args, "--steps") is None:  # as many steps as the run was meant for
+        config = dataclasses.replace(config, steps=Config.load_run(config.run_dir).steps)
     train(config)
 
 
 def run_evaluate(args: list[str]) -> None:
-    from undistracted.evaluate import EvaluateConfig, evaluate
+    from undistracted.evaluation import EvaluateConfig, evaluate
     from undistracted.logger import print_summary
 
     print_summary(evaluate(parse(EvaluateConfig, args, "evaluate")))

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import tyro
 
-from undistracted.config import Config, complete, preset_config
+from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.learner import Learner
+from undistracted.presets import complete, preset_config
 from undistracted.rollout import Environments
 
 PAPER_STEPS = 500_000

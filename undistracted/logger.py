@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from undistracted.evaluate import Result, summarise
+from undistracted.evaluation import Result, summarise
 
 EVAL_COLUMNS = "step", "seed", "split", "episode", "return", "length", "success"
 

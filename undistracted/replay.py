@@ -1,7 +1,7 @@
 """A ring of rows on the device: frames stay uint8 and never return to the host for learning.
 
 One column per environment, so that T consecutive rows of a column are T consecutive rows of experience, across episode
-ends too (`first` marks them). Written and sampled by pure functions; callers donate the ring, so that it is updated in place.
+ends too (`first` marks them). Written and sampled by pure functions; callers donate the ring: it is updated in place.
 """
 
 from typing import NamedTuple

@@ -44,7 +44,7 @@ def reporting_death():
 
 
 class Environments:
-    """A vector of environments. Each call gives one row of every environment; a finished one gives its first row next."""
+    """A vector of environments: each call gives a row of every one; after an episode's last row comes a first one."""
 
     def __init__(self, settings: list[dict], processes: bool = True):
         make = [partial(make_env, **s) for s in settings]

@@ -41,7 +41,7 @@ def official_start(action, first):
 
 
 def balanced_kl(posterior: Normal, prior: Normal, alpha: float) -> Float[Array, "*n"]:
-    """alpha KL(sg(p) || q) + (1 - alpha) KL(p || sg(q)): the value of KL(p || q), its gradient split between the two."""
+    """alpha KL(sg(p) || q) + (1 - alpha) KL(p || sg(q)): KL(p || q), its gradient split between the two."""
     return alpha * kl(sg(posterior), prior) + (1 - alpha) * kl(posterior, sg(prior))
 
 

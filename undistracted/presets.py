@@ -1,0 +1,117 @@
+"""Presets of settings, the paper's table of hyper-parameters, and the settings that depend on task or machine."""
+
+import dataclasses
+
+from undistracted.config import Config
+from undistracted.envs import check_task, domain
+from undistracted.errors import UserError
+
+# The paper's table of hyper-parameters by domain; domains it does not list use the row of walker and cheetah.
+BOTTLENECK = {
+    "walker": dict(beta0=1e-5, epsilon=3.0, r=5.0),
+    "cheetah": dict(beta0=1e-5, epsilon=3.0, r=5.0),
+    "hopper": dict(beta0=1e-4, epsilon=1.0, r=3.0),
+    "cartpole": dict(beta0=1e-4, epsilon=3.0, r=4.0),
+}
+
+PRESETS: dict[str, dict] = {
+    "paper": {},
+    "small": dict(
+        steps=30_000,
+        envs=2,
+        prefill=2_000,
+        replay_size=50_000,
+        batch=16,
+        length=20,
+        channels=(8, 16, 32),
+        shrink=2,
+        belief=96,
+        state=16,
+        hidden=96,
+        horizon=12,
+        model_lr=6e-4,
+        actor_lr=3e-4,
+        critic_lr=3e-4,
+        beta_lr=1e-3,
+        entropy_bonus=3e-3,
+        unroll=1,
+        eval_every=10_000,
+        eval_episodes=8,
+        eval_envs=2,
+        log_every=500,
+        checkpoint_every=10_000,
+    ),
+    "debug": dict(
+        steps=200,
+        envs=2,
+        processes=False,
+        prefill=100,
+        replay_size=1_000,
+        updates_per_step=0.05,
+        batch=4,
+        length=8,
+        channels=(4, 4, 4, 4),
+        belief=16,
+        state=4,
+        hidden=16,
+        horizon=4,
+        unroll=1,
+        eval_every=100,
+        eval_episodes=1,
+        eval_envs=1,
+        log_every=50,
+        checkpoint_every=100,
+    ),
+}
+
+
+def preset_config(task: str, preset: str = "auto", **overrides) -> Config:
+    """The settings of a preset, with overrides: `preset_config("distracted/walker-walk", "small", steps=1000)`."""
+    return dataclasses.replace(Config(task, preset=preset), **PRESETS[resolve_preset(preset)] | overrides)
+
+
+def resolve_preset(preset: str) -> str:
+    if preset not in ("auto", *PRESETS):
+        raise UserError(f"unknown preset '{preset}'; choose one of auto, {', '.join(PRESETS)}")
+    return preset if preset != "auto" else "paper" if on_gpu() else "small"
+
+
+def on_gpu() -> bool:
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def complete(config: Config) -> Config:
+    """Check the settings and fill in those that depend on task or machine."""
+    check_task(config.task)
+    for name in ("steps", "prefill", "updates_per_step"):
+        if getattr(config, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(config, name)}; it must not be negative")
+    positive = [
+        "seeds",
+        "envs",
+        "batch",
+        "length",
+        "horizon",
+        "eval_every",
+        "eval_episodes",
+        "eval_envs",
+        "log_every",
+        "checkpoint_every",
+    ]
+    for name in positive:
+        if getattr(config, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(config, name)}; it must be at least 1")
+    if config.prefill // config.envs < config.length:
+        need = config.length * config.envs
+        raise UserError(
+            f"--prefill {config.prefill} gives each of {config.envs} environments fewer rows than one "
+            f"sequence of {config.length}; use --prefill {need} or more"
+        )
+    row = BOTTLENECK.get(domain(config.task), BOTTLENECK["walker"])
+    chosen = {name: value for name, value in row.items() if getattr(config, name) is None}
+    precision = ("bfloat16" if on_gpu() else "float32") if config.precision == "auto" else config.precision
+    if config.native_conv is None:
+        chosen["native_conv"] = on_gpu() and config.seeds == 1
+    return dataclasses.replace(config, preset=resolve_preset(config.preset), precision=precision, **chosen)
