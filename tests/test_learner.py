@@ -6,7 +6,7 @@ import pytest
 
 from undistracted.agents.latent import LatentAgent
 from undistracted.data import Batch
-from undistracted.learner import Learner
+from undistracted.learner import Learner, replay_device
 
 ACTION_SIZE, ROWS = 2, 24
 
@@ -106,11 +106,34 @@ def test_a_seed_among_others_learns_what_it_learns_alone(tiny, alone):
 
 def test_fused_block_is_the_updates_one_by_one(tiny, alone, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where the learner fuses a block of updates
-    fused, metrics = trained(tiny(seed=1))
+    fused, metrics = trained(tiny(seed=1, updates_per_step=1.5))
+    assert fused.block == 3 and alone[0].block == 1
     assert fused.updates == alone[0].updates == 3
     for name, value in alone[1][0].items():
         assert metrics[0][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
     assert_close(fused.state.policy, alone[0].state.policy, rtol=1e-4, atol=1e-5)
+
+
+def test_replay_that_does_not_fit_stays_on_the_host(tiny, alone, monkeypatch):
+    """The second CPU device plays the host, the first the device that learns."""
+    monkeypatch.setattr("undistracted.learner.replay_device", lambda shapes, seeds: jax.devices()[1])
+    learner, metrics = trained(tiny(seed=1))
+    assert {leaf.device for leaf in jax.tree.leaves(learner.replay)} == {jax.devices()[1]}
+    assert {leaf.device for leaf in jax.tree.leaves(learner.state)} == {jax.devices()[0]}
+    for name, value in alone[1][0].items():
+        assert metrics[0][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_where_the_replay_lives(monkeypatch):
+    class Device:
+        def memory_stats(self):
+            return {"bytes_limit": 1000}
+
+    gpu, cpu = Device(), Device()
+    monkeypatch.setattr(jax, "devices", lambda kind=None: [cpu if kind == "cpu" else gpu])
+    assert replay_device(np.zeros(300, np.uint8), seeds=2) is gpu
+    with pytest.warns(UserWarning, match="--replay-size"):
+        assert replay_device(np.zeros(300, np.uint8), seeds=3) is cpu
 
 
 def test_policy_copy_outlives_the_updates(alone):

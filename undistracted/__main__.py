@@ -44,17 +44,12 @@ def main(argv: list[str] | None = None) -> int:
 def run_train(args: list[str]) -> None:
     import tyro
 
-    from undistracted.agents import AGENTS
     from undistracted.config import Config
     from undistracted.presets import preset_config
 
     # The preset decides the other defaults, which --help then shows.
     preset = value_of(args, "--preset") or "auto"
     config = parse(Config, args, "train", preset_config(tyro.MISSING, preset))
-    if config.agent not in AGENTS:
-        raise UserError(
-            f"unknown agent '{config.agent}'{nearest(config.agent, AGENTS)}; undistracted agents lists them"
-        )
     from undistracted.training import train
 
     if config.resume and value_of(args, "--steps") is None:  # as many steps as the run was meant for

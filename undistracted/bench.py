@@ -1,6 +1,5 @@
 """Rates of this machine: the learner's update, the policy's step, the environments, and all of them together."""
 
-import dataclasses
 import os
 import sys
 import time
@@ -9,7 +8,6 @@ from typing import Literal
 
 import jax
 import numpy as np
-import tyro
 
 from undistracted.config import Config
 from undistracted.data import Batch
@@ -32,16 +30,13 @@ class BenchConfig:
     """Sizes to measure at."""
     updates: int = 50
     """Updates to time, after one that compiles."""
-    overrides: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Settings to change, as NAME=VALUE, e.g. --overrides unroll=10."""
     json: bool = False
     """Print one JSON object on stdout and nothing else there."""
 
 
 def bench(options: BenchConfig) -> dict:
     """The rates as a dictionary; times in milliseconds, rates in agent steps per second."""
-    config = complete(dataclasses.replace(preset_config(options.task, options.preset), agent=options.agent))
-    config = dataclasses.replace(config, **dict(map(parse_override(config), options.overrides)))
+    config = complete(preset_config(options.task, options.preset, agent=options.agent))
     say(f"{config.agent} at preset {config.preset} on {jax.devices()[0].device_kind}, {os.cpu_count()} cores")
     envs = Environments([config.env("train") for _ in range(config.envs)], config.processes)
     try:
@@ -63,14 +58,6 @@ def bench(options: BenchConfig) -> dict:
     stats = jax.devices()[0].memory_stats() or {}
     result["peak_memory_gb"] = stats["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in stats else None
     return result
-
-
-def parse_override(config: Config):
-    def parse(text: str):
-        name, value = text.split("=", 1)
-        return name, type(getattr(config, name))(value)
-
-    return parse
 
 
 def fill(learner: Learner, config: Config) -> None:

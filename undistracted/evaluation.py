@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 import tyro
+from rich.console import Console
+from rich.progress import Progress
 
 from undistracted.config import Config
 from undistracted.data import Batch
@@ -85,13 +87,14 @@ class Evaluation:
         self.running = len(self.results) < self.config.seeds * len(self.splits) * self.config.eval_episodes
         return None if self.running else sorted(self.results, key=lambda r: (r.seed, SPLITS.index(r.split), r.episode))
 
-    def finish(self) -> list[Result]:
-        """Complete the evaluation under way."""
+    def finish(self, progress=lambda episodes: None) -> list[Result]:
+        """Complete the evaluation under way; `progress` hears how many episodes are complete."""
         results = None
         while results is None:
             self.act()
             self.send()
             results = self.receive()
+            progress(len(self.results))
         return results
 
     def close(self) -> None:
@@ -160,7 +163,11 @@ def evaluate(options: EvaluateConfig) -> dict:
                 f"{learner.agent.action_size}; evaluate it on a task of the same body"
             )
         evaluation.start(step)
-        results = evaluation.finish()
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            total = config.seeds * len(splits) * options.episodes
+            task = bar.add_task(f"{total} episodes of {config.task}", total=total)
+            results = evaluation.finish(lambda episodes: bar.update(task, completed=episodes))
     finally:
         evaluation.close()
     summary = summarise(results)

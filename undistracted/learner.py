@@ -29,9 +29,11 @@ class Learner:
         self.state = jax.jit(jax.vmap(self.agent.init))(init_key)
         capacity = config.replay_size // config.envs if replay else config.length
         new_ring = partial(ring.empty, capacity, config.envs, action_size)
-        with jax.default_device(replay_device(jax.eval_shape(new_ring), config.seeds)):
-            self.replay = jax.jit(jax.vmap(lambda _: new_ring()))(seeds)
-        self.on_device = self.replay.written.devices() == self.act_keys.devices()
+        home = replay_device(jax.eval_shape(new_ring), config.seeds)
+        with jax.default_device(home):
+            self.replay = jax.device_put(jax.jit(jax.vmap(lambda _: new_ring()))(jnp.arange(config.seeds)), home)
+        self.on_device = home == jax.devices()[0]
+        self.sample_keys = jax.device_put(self.update_keys, home)
         # One call of the device a pass of all environments; on a CPU, where XLA's loops are slow, one a gradient step.
         blocks = jax.default_backend() != "cpu" and self.on_device
         self.block = max(1, round(config.updates_per_step * config.envs)) if blocks else 1
@@ -73,7 +75,7 @@ class Learner:
         self._sample = jax.jit(sample)
         self._update = jax.jit(update, donate_argnums=(0, 1))
         self._block = jax.jit(block, donate_argnums=(0, 1))
-        batch = jax.eval_shape(sample, self.replay, self.update_keys, 0)
+        batch = jax.eval_shape(sample, self.replay, self.sample_keys, 0)
         metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys)[1]
         self._zeros = jax.jit(lambda: jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics))
 
@@ -88,6 +90,7 @@ class Learner:
         return self._act[explore](policy, carry, row.obs, row.first, self.act_keys, count)
 
     def add(self, row: Batch) -> None:
+        """Append a row (S, E, ...) to the replay."""
         self.replay = self._add(self.replay, row)
 
     def update(self, owed: float) -> int:
@@ -99,7 +102,7 @@ class Learner:
             if self.on_device:
                 done = self._block(self.state, self.totals, self.replay, self.update_keys, count)
             else:
-                batch = jax.device_put(self._sample(self.replay, self.update_keys, count), jax.devices()[0])
+                batch = jax.device_put(self._sample(self.replay, self.sample_keys, count), jax.devices()[0])
                 done = self._update(self.state, self.totals, batch, self.update_keys, count)
             self.state, self.totals = done
             self.since += self.block

@@ -1,7 +1,9 @@
 """Presets of settings, the paper's table of hyper-parameters, and the settings that depend on task or machine."""
 
 import dataclasses
+import difflib
 
+from undistracted.agents import AGENTS
 from undistracted.config import Config
 from undistracted.envs import check_task, domain
 from undistracted.errors import UserError
@@ -85,6 +87,10 @@ def on_gpu() -> bool:
 def complete(config: Config) -> Config:
     """Check the settings and fill in those that depend on task or machine."""
     check_task(config.task)
+    if config.agent not in AGENTS:
+        close = difflib.get_close_matches(config.agent, AGENTS, 1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise UserError(f"unknown agent '{config.agent}'; {hint}(`undistracted agents` lists them all)")
     for name in ("steps", "prefill", "updates_per_step"):
         if getattr(config, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(config, name)}; it must not be negative")
