@@ -6,6 +6,7 @@ import pytest
 from toy import start
 
 from undistracted.__main__ import main
+from undistracted.presets import PRESETS
 
 WALKER = "distracted/walker-walk"
 MISTAKES = {
@@ -76,7 +77,7 @@ def test_help_without_a_verb():
 
 
 def test_help_shows_the_defaults_of_the_preset(capsys):
-    for preset, steps in (("paper", "500000"), ("small", "20000")):
+    for preset, steps in (("paper", 500_000), ("small", PRESETS["small"]["steps"])):
         with pytest.raises(SystemExit) as end:
             main(["train", "--preset", preset, "--help"])
         assert end.value.code == 0

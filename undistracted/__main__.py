@@ -50,9 +50,11 @@ def run_train(args: list[str]) -> None:
     # The preset decides the other defaults, which --help then shows.
     preset = value_of(args, "--preset") or "auto"
     config = parse(Config, args, "train", preset_config(tyro.MISSING, preset))
+    from undistracted.checkpoint import newest
     from undistracted.training import train
 
     if config.resume and value_of(args, "--steps") is None:  # as many steps as the run was meant for
+        newest(config.run_dir)
         config = dataclasses.replace(config, steps=Config.load_run(config.run_dir).steps)
     train(config)
 
