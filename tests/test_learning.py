@@ -1,4 +1,4 @@
-"""The promise of the small preset: minutes on two cores, several times the random policy's return on unseen pictures."""
+"""The promise of the small preset: in minutes on two cores, a multiple of the random policy's return on unseen film."""
 
 import json
 
