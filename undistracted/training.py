@@ -154,8 +154,10 @@ class Trainer:
             if self.collector.returns[seed]:
                 values["return"] = float(np.mean(self.collector.returns[seed]))
             self.log.metrics(self.step, self.config.seed + seed, values)
-        shown = {"return": "{return:.0f}", "kl": f"{{kl:.1f}} ({self.config.epsilon:g})", "beta": "{beta:.2g}"}
-        self.terminal.show(self.step, **{name: text.format(**values) for name, text in shown.items() if name in values})
+        shown = {"return": "{return:.0f}"} if "return" in values else {}
+        if "kl" in values:
+            shown |= {"KL": f"{{kl:.1f}} ({self.config.epsilon:g})", "beta": "{beta:.2g}"}
+        self.terminal.show(self.step, **{name: text.format(**values) for name, text in shown.items()})
 
     def _checkpoint(self) -> None:
         if self.evaluation.running:
