@@ -66,7 +66,7 @@ class Learner:
             def body(i, carry):
                 return update(*carry, sample(replay, keys, count + i), keys, count + i)
 
-            # The number of rounds is a constant: for a variable one the host would wait for each round's end.
+            # A constant number of rounds, so that the host need not read a loop's condition back between them.
             carry = state, totals
             return body(0, carry) if self.block == 1 else jax.lax.fori_loop(0, self.block, body, carry)
 
