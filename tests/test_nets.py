@@ -10,7 +10,19 @@ import pytest
 
 from undistracted.behaviour import Actor
 from undistracted.config import Config
-from undistracted.nets import GRU, MLP, Encoder, Linear, Scalar, native_conv, patch_conv, product
+from undistracted.nets import (
+    GRU,
+    MLP,
+    Encoder,
+    Linear,
+    Scalar,
+    elu,
+    exact_product,
+    native_conv,
+    patch_conv,
+    product,
+    relu,
+)
 from undistracted.rssm import RSSM
 
 PAPER = Config("distracted/walker-walk")
@@ -47,10 +59,10 @@ def loop_conv(x, weight):
 
 
 @pytest.mark.parametrize("conv", [patch_conv, native_conv])
-@pytest.mark.parametrize("size", [(8, 8), (9, 11)])
+@pytest.mark.parametrize("size", [(8, 8, 3), (9, 11, 2), (8, 8, 8), (9, 11, 9)])
 def test_convolutions_are_the_loop(conv, size):
     rng = np.random.default_rng(0)
-    x, weight = rng.normal(size=(2, 3, *size, 2)), rng.normal(size=(32, 5))
+    x, weight = rng.normal(size=(2, 3, *size)), rng.normal(size=(16 * size[-1], 5))
     y = conv(jnp.float32(x), jnp.float32(weight))
     expected = np.stack([[loop_conv(image, weight) for image in images] for images in x])
     np.testing.assert_allclose(y, expected, atol=1e-4)
@@ -157,3 +169,33 @@ def test_products_run_in_bfloat16_and_return_float32(key):
     np.testing.assert_allclose(full, double(x) @ double(weight), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(half, rounded, rtol=2**-7, atol=0.05)
     assert np.abs(half - full).max() > 1e-3
+
+
+def test_outputs_are_not_rounded_to_bfloat16():
+    x, weight = jnp.full((1, 2), 85.0), jnp.array([[2.0], [0.003]])  # 170.255, between two bfloat16 numbers
+    assert float(product(x, weight, "bfloat16")[0, 0]) in (170.0, 171.0)
+    np.testing.assert_allclose(exact_product(x, weight, "bfloat16"), 170.255, rtol=1e-5)
+
+
+def test_unrounded_products_have_the_gradient_of_the_rounded(key):
+    x, weight, y = (jax.random.normal(key, shape) for shape in [(5, 3), (3, 4), (5, 4)])
+
+    def gradient(product):
+        return jax.grad(lambda x, weight: (product(x, weight, "bfloat16") * y).sum(), (0, 1))(x, weight)
+
+    for a, b in zip(gradient(product), gradient(exact_product), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("ours, theirs", [(lambda x: elu(x, "float32"), jax.nn.elu), (relu, jax.nn.relu)])
+def test_activations_and_their_slopes_are_the_librarys(ours, theirs):
+    x = jnp.array([-50.0, -3.0, -1e-3, 0.0, 1e-3, 2.0, 50.0])
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(ours))(x), jax.vmap(jax.grad(theirs))(x), rtol=1e-5, atol=1e-7)
+
+
+def test_elu_in_bfloat16_keeps_its_slope_to_three_digits():
+    x = jnp.linspace(-4, 2, 50)
+    assert elu(x, "bfloat16").dtype == jnp.bfloat16
+    slope = jax.vmap(jax.grad(lambda x: elu(x, "bfloat16").astype(jnp.float32)))(x)
+    np.testing.assert_allclose(slope, jnp.minimum(jnp.exp(x), 1), atol=4e-3)

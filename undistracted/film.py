@@ -1,5 +1,7 @@
 """Films of what the agent sees, as mp4."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import av
@@ -29,3 +31,23 @@ def write_film(path: Path, frames: dict[str, list[np.ndarray]]) -> None:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24")))
         container.mux(stream.encode())
     partial.replace(path)
+
+
+class FilmWriter:
+    """Writes films while training goes on. One that cannot be written costs a line on the terminal, not the run."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self.say, self.thread = say, ThreadPoolExecutor(1)
+
+    def write(self, path: Path, frames: dict[str, list[np.ndarray]]) -> None:
+        self.thread.submit(self._write, path, frames)
+
+    def close(self) -> None:
+        """Wait for the films that are still being written."""
+        self.thread.shutdown()
+
+    def _write(self, path, frames):
+        try:
+            write_film(path, frames)
+        except (OSError, av.FFmpegError) as e:
+            self.say(f"no film {path}: {e}")

@@ -5,6 +5,7 @@ lies between them (gates, distributions, losses) is float32, except inside the e
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -34,14 +35,55 @@ class Linear(eqx.Module):
     def __call__(self, x):
         return self.product(x) + self.bias
 
+    def exact(self, x):
+        """The same for outputs, whose every digit counts."""
+        return exact_product(x, self.weight, self.dtype) + self.bias
+
     def product(self, x, rows=slice(None)):
         """x @ weight[rows]: callers that know parts of the input early multiply them early."""
         return product(x, self.weight[rows], self.dtype)
 
 
 def product(x, weight, dtype: str):
-    """x @ weight, computed in dtype, as float32."""
+    """x @ weight, computed and rounded in dtype, as float32."""
     return jnp.matmul(x.astype(DTYPES[dtype]), weight.astype(DTYPES[dtype])).astype(jnp.float32)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def exact_product(x, weight, dtype: str):
+    """The same without the rounding, for outputs: in bfloat16 a value of 170 would come in steps of 1."""
+    x, weight = x.astype(DTYPES[dtype]), weight.astype(DTYPES[dtype])
+    return jnp.matmul(x, weight, preferred_element_type=jnp.float32)
+
+
+# The gradient stays that of `product`: derived from the line above it would be a slower product in float32.
+exact_product.defvjp(
+    lambda x, weight, dtype: (exact_product(x, weight, dtype), (x, weight)),
+    lambda dtype, inputs, y: jax.vjp(partial(product, dtype=dtype), *inputs)[1](y),
+)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def elu(x, dtype: str):
+    """ELU as the next product takes it. Its slope is found from its value, so nothing more is kept for the gradient."""
+    return jax.nn.elu(x).astype(DTYPES[dtype])
+
+
+def _elu_gradient(dtype, y, gradient):
+    y, gradient = y.astype(jnp.float32), gradient.astype(jnp.float32)
+    return (gradient * (jnp.minimum(y, 0) + 1),)
+
+
+elu.defvjp(lambda x, dtype: (elu(x, dtype),) * 2, _elu_gradient)
+
+
+@jax.custom_vjp
+def relu(x):
+    """ReLU, the same way: the library can then join it with the convolution before it."""
+    return jnp.maximum(x, 0)
+
+
+relu.defvjp(lambda x: (relu(x),) * 2, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))
 
 
 class MLP(eqx.Module):
@@ -56,8 +98,8 @@ class MLP(eqx.Module):
 
     def __call__(self, x):
         for layer in self.layers[:-1]:
-            x = jax.nn.elu(layer(x))
-        return self.layers[-1](x)
+            x = elu(layer(x), layer.dtype)
+        return self.layers[-1].exact(x)
 
 
 class Scalar(eqx.Module):
@@ -105,12 +147,18 @@ def gru_update(gates, h):
     return (1 - update) * jnp.tanh(xn + jax.nn.sigmoid(reset) * hn) + update * h
 
 
-def patches(x):
-    """The 4x4 windows at stride 2 of (..., H, W, C), as (..., H', W', 16 C): space to depth, then 2x2 neighbours."""
+def space_to_depth(x):
+    """Squares of 2x2 pixels of (..., H, W, C) as the channels of one pixel: (..., H / 2, W / 2, 4 C)."""
     *n, h, w, c = x.shape
     h, w = h // 2, w // 2
     x = x[..., : 2 * h, : 2 * w, :].reshape(*n, h, 2, w, 2, c)
-    x = jnp.moveaxis(x, -4, -3).reshape(*n, h, w, 4 * c)
+    return jnp.moveaxis(x, -4, -3).reshape(*n, h, w, 4 * c)
+
+
+def patches(x):
+    """The 4x4 windows at stride 2 of (..., H, W, C), as (..., H', W', 16 C): space to depth, then 2x2 neighbours."""
+    x = space_to_depth(x)
+    h, w = x.shape[-3:-1]
     corners = [x[..., i : h - 1 + i, j : w - 1 + j, :] for i in (0, 1) for j in (0, 1)]
     return jnp.concatenate(corners, -1)
 
@@ -123,10 +171,17 @@ def patch_conv(x, weight):
 def native_conv(x, weight):
     """The same by the library's convolution: fastest for one seed on a GPU."""
     c = x.shape[-1]
-    kernel = weight.reshape(2, 2, 2, 2, c, -1)  # neighbour row and column, row and column within, channel, output
-    kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, c, -1)
+    if c < 8:  # too few channels for the tensor cores: 2x2 pixels become the channels of one
+        x = space_to_depth(x)
+        kernel = weight.reshape(2, 2, 4 * c, -1)
+        spare = [(0, 0)] * 2 + [(0, -4 * c % 8)]
+        x, kernel = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + spare), jnp.pad(kernel, [*spare, (0, 0)])
+    else:
+        kernel = weight.reshape(2, 2, 2, 2, c, -1)  # neighbour row and column, row and column within, channel, output
+        kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, c, -1)
+    stride = (len(kernel) // 2,) * 2
     flat = x.reshape(-1, *x.shape[-3:])
-    y = jax.lax.conv_general_dilated(flat, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    y = jax.lax.conv_general_dilated(flat, kernel, stride, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     return y.reshape(*x.shape[:-3], *y.shape[1:])
 
 
@@ -160,5 +215,5 @@ class Encoder(eqx.Module):
         dtype = DTYPES[self.layers[0].dtype]
         x = (shrunk(obs, self.shrink) if self.shrink > 1 else obs).astype(dtype) / 127.5 - 1
         for layer in self.layers:
-            x = jax.nn.relu(self.conv(x, layer.weight.astype(dtype)) + layer.bias.astype(dtype))
+            x = relu(self.conv(x, layer.weight.astype(dtype)) + layer.bias.astype(dtype))
         return x.reshape(*x.shape[:-3], -1).astype(jnp.float32)

@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from undistracted.nets import DTYPES, product
+from undistracted.nets import DTYPES, exact_product
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -29,7 +29,7 @@ def _run(cell, unroll, dtype, weights, offsets, start, rows):
 
         def linear(name, x):
             inputs[name] = x.astype(DTYPES[dtype])
-            return product(x, weights[name], dtype) + offset[name]
+            return exact_product(x, weights[name], dtype) + offset[name]
 
         carry, out = cell(linear, carry, row)
         return carry, (out, inputs)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from undistracted.data import where_rows
 from undistracted.dists import Normal, kl
-from undistracted.nets import GRU, Linear, gru_update, product
+from undistracted.nets import GRU, Linear, elu, exact_product, gru_update
 from undistracted.recurrence import hoisted_scan
 
 
@@ -74,7 +74,7 @@ class RSSM(eqx.Module):
         return Latent(*(jnp.zeros((*rows, size)) for size in self.sizes))
 
     def prior(self, belief) -> Normal:
-        return normal(self.prior_out(jax.nn.elu(self.prior_hidden(belief))))
+        return normal(self.prior_out.exact(elu(self.prior_hidden(belief), self.inputs.dtype)))
 
     def products(self, action, x) -> tuple[dict, dict]:
         """Weights of the products that filtering takes step by step, and what is added to them: biases, and the
@@ -97,7 +97,7 @@ class RSSM(eqx.Module):
         weights, offsets = self.products(action, x)
 
         def linear(name, x):
-            return product(x, weights[name], self.inputs.dtype) + offsets[name]
+            return exact_product(x, weights[name], self.inputs.dtype) + offsets[name]
 
         belief, posterior = posterior_cell(linear, latent)
         return Latent(belief, posterior.mean if noise is None else posterior.mean + posterior.std * noise)
@@ -126,7 +126,7 @@ class RSSM(eqx.Module):
 
         def step(latent, row):
             noise, row = row
-            inputs = jax.nn.elu(self.inputs(jnp.concatenate([latent.state, policy(latent, row)], -1)))
+            inputs = elu(self.inputs(jnp.concatenate([latent.state, policy(latent, row)], -1)), self.inputs.dtype)
             belief = self.gru(inputs, latent.belief, gru)
             prior = self.prior(belief)
             latent = Latent(belief, prior.mean + prior.std * noise)

@@ -21,7 +21,7 @@ from undistracted.config import Config
 from undistracted.envs import clips_of
 from undistracted.errors import UserError
 from undistracted.evaluation import Evaluation, splits_of, summarise
-from undistracted.film import write_film
+from undistracted.film import FilmWriter
 from undistracted.interrupt import asked_to_stop
 from undistracted.learner import Learner
 from undistracted.logger import RunLog, Terminal, drop_later, result_table
@@ -86,6 +86,7 @@ class Trainer:
         drop_later(self.path, last, min(last, self.next_evaluation - 1))
         self.log = RunLog(self.path)
         self.terminal = Terminal(self._title(), c.steps)
+        self.films = FilmWriter(self.terminal.say)
 
     def run(self) -> dict:
         c = self.config
@@ -140,7 +141,7 @@ class Trainer:
             return
         self.results = results
         self.log.evaluation(results)
-        write_film(self.path / "videos" / f"{results[0].step:09d}.mp4", self.evaluation.frames)
+        self.films.write(self.path / "videos" / f"{results[0].step:09d}.mp4", self.evaluation.frames)
         summary = summarise(results)
         unseen = summary.get("test", summary["clean"])["return"]
         self.terminal.show(self.step, unseen=f"{unseen:.0f}")
@@ -185,6 +186,7 @@ class Trainer:
             return self._stopped(f"at step {self.step:,} and saved; go on with --resume --run {self.path}")
         self.evaluation.start(self.step)
         self._report(self.evaluation.finish())
+        self.films.close()
         self.terminal.close()
         random_return = float(np.mean(self.collector.random_returns)) if self.collector.random_returns else None
         self.terminal.say("")
@@ -206,6 +208,7 @@ class Trainer:
         return f"{c.agent} on {c.task}   {videos}preset {c.preset}   {device}   {c.run}"
 
     def close(self) -> None:
+        self.films.close()
         self.terminal.close()
         self.log.close()
         self.collector.envs.close()
