@@ -1,6 +1,6 @@
 # `make train` and `make test` need nothing beforehand: they first install whatever is missing (scripts/setup.sh).
 
-TASK ?= distracted/cartpole-swingup
+TASK ?= distracted/walker-walk
 PRESET ?= auto
 ARGS ?=
 

@@ -49,7 +49,7 @@ def assert_close(actual, expected, **tolerance):
         np.testing.assert_allclose(a, b, **tolerance)
 
 
-def test_update_and_act_are_traced_once(config, monkeypatch):
+def test_update_and_act_are_traced_and_compiled_once(config, monkeypatch):
     traces = {"update": 0, "act": 0}
 
     def counted(name):
@@ -76,6 +76,8 @@ def test_update_and_act_are_traced_once(config, monkeypatch):
     assert counts[0]["act"] == 1
     assert [*counts, traces] == [counts[0]] * (1 + len(counts))
     assert learner.updates > ROWS
+    # Loose arrays and those tied to a device would be compiled for one after the other, at a minute each on a GPU.
+    assert [f._cache_size() for f in (learner._block, learner._act[True], learner._add)] == [1, 1, 1]
 
 
 def test_metrics_are_means_since_the_last_call_and_decided_by_the_seed(tiny, alone):

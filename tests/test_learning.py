@@ -13,7 +13,7 @@ from undistracted.training import train
 @pytest.mark.parametrize("seed", [0, 1])
 def test_small_preset_learns_a_distracted_task(tmp_path, seed):
     run = tmp_path / "run"
-    summary = train(preset_config("distracted/cartpole-swingup", "small", seed=seed, run=str(run)))
+    summary = train(preset_config("distracted/walker-walk", "small", seed=seed, run=str(run)))
     counters = json.loads((run / "checkpoints" / f"{newest(run):09d}" / "counters.json").read_text())
     returns = counters["random_returns"]
     assert summary["test"]["return"] >= 3 * sum(returns) / len(returns)

@@ -1,5 +1,7 @@
 """Rates of this machine: the learner's update, the policy's step, the environments, and all of them together."""
 
+import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -16,6 +18,8 @@ from undistracted.presets import complete, preset_config
 from undistracted.rollout import Environments
 
 PAPER_STEPS = 500_000
+SEEDS = 4  # trained at once, where several are
+ACTIONS = 6  # of the learners that are measured without environments
 
 
 @dataclass(frozen=True)
@@ -29,35 +33,86 @@ class BenchConfig:
     preset: Literal["auto", "paper", "small", "debug"] = "auto"
     """Sizes to measure at."""
     updates: int = 50
-    """Updates to time, after one that compiles."""
+    """Updates to time, after those that compile."""
+    growth: bool = False
+    """Measure also how costs grow with batch, length, horizon, seeds, processes and replay (many minutes)."""
     json: bool = False
     """Print one JSON object on stdout and nothing else there."""
 
 
 def bench(options: BenchConfig) -> dict:
     """The rates as a dictionary; times in milliseconds, rates in agent steps per second."""
-    config = complete(preset_config(options.task, options.preset, agent=options.agent))
-    say(f"{config.agent} at preset {config.preset} on {jax.devices()[0].device_kind}, {os.cpu_count()} cores")
-    envs = Environments([config.env("train") for _ in range(config.envs)], config.processes)
-    try:
-        env_rate = environment_rate(envs)
-        learner = Learner(config, envs.action_size)
-        fill(learner, config)
-        result = {
-            "machine": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}",
-            "agent": config.agent,
-            "preset": config.preset,
-            "update_ms": update_time(learner, options.updates),
-            "policy_ms": policy_time(learner, config),
-            "env_steps_per_s": env_rate,
-            "end_to_end_steps_per_s": end_to_end_rate(learner, envs, config),
-        }
-    finally:
-        envs.close()
-    result["paper_run_minutes"] = PAPER_STEPS / result["end_to_end_steps_per_s"] / 60
+
+    def config(**changes) -> Config:
+        return complete(preset_config(options.task, options.preset, agent=options.agent, **changes))
+
+    machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
+    say(f"{options.agent} at preset {config().preset} on {machine}")
+    result = {"machine": machine, "agent": options.agent, "preset": config().preset}
+    result |= measure(config(), options.updates)
+    several = measure(config(seeds=SEEDS), options.updates)
+    result[f"update_ms_per_seed_{SEEDS}"] = several["update_ms"] / SEEDS
+    result[f"paper_run_minutes_{SEEDS}_seeds"] = several["paper_run_minutes"]
+    with environments(config(envs=1)) as envs:
+        result["env_steps_per_s_1_process"] = environment_rate(envs)
     stats = jax.devices()[0].memory_stats() or {}
     result["peak_memory_gb"] = stats["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in stats else None
+    if options.growth:
+        result["growth"] = growth(config, options.updates)
     return result
+
+
+def measure(config: Config, updates: int) -> dict:
+    """All rates of one configuration."""
+    say(f"measuring {config.seeds} seed{'s' * (config.seeds > 1)}")
+    with environments(config) as envs:
+        result = {"env_steps_per_s": environment_rate(envs)}
+        learner = Learner(config, envs.action_size)
+        fill(learner, config)
+        result["compile_s"] = compile_time(learner)
+        result["update_ms"] = update_time(learner, updates)
+        result["policy_ms"] = policy_time(learner, config)
+        result["end_to_end_steps_per_s"] = end_to_end_rate(learner, envs, config)
+    result["paper_run_minutes"] = PAPER_STEPS / result["end_to_end_steps_per_s"] / 60
+    return result
+
+
+def growth(config, updates: int) -> dict:
+    """Update time, environment rate and memory against what they grow with, around the preset's values."""
+    base, times = config(), {}
+    for name in ("batch", "length", "horizon"):
+        values = [getattr(base, name) * factor // 2 for factor in (1, 2, 4)]
+        times[name] = {value: lone_update_time(config(**{name: value}), updates) for value in values}
+    times["seeds"] = {seeds: lone_update_time(config(seeds=seeds), updates) for seeds in (1, 2, 4)}
+    rates, memory = {}, {}
+    for processes in sorted({1, os.cpu_count() // 2, os.cpu_count(), 2 * os.cpu_count()} - {0}):
+        with environments(config(envs=processes)) as envs:
+            rates[processes] = environment_rate(envs)
+    for rows in (base.replay_size // 4, base.replay_size // 2, base.replay_size):
+        learner = Learner(config(replay_size=rows), ACTIONS)
+        memory[rows] = (
+            sum(x.nbytes for x in jax.tree.leaves((learner.replay, learner.state)) if hasattr(x, "nbytes")) / 1e9
+        )
+        del learner
+    return {"update_ms": times, "env_steps_per_s": {"processes": rates}, "memory_gb": {"replay_size": memory}}
+
+
+@contextlib.contextmanager
+def environments(config: Config):
+    envs = Environments([config.env("train", seed) for seed in range(config.seeds) for _ in range(config.envs)])
+    try:
+        yield envs
+    finally:
+        envs.close()
+
+
+def lone_update_time(config: Config, updates: int) -> float:
+    """Of a learner without environments."""
+    say(f"measuring {config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}")
+    learner = Learner(dataclasses.replace(config, replay_size=config.envs * config.length * 2), ACTIONS)
+    fill(learner, config)
+    compile_time(learner)
+    return update_time(learner, updates)
 
 
 def fill(learner: Learner, config: Config) -> None:
@@ -70,12 +125,20 @@ def fill(learner: Learner, config: Config) -> None:
         learner.add(Batch(obs, action, rng.uniform(0, 2, shape).astype(np.float32), np.full(shape, t == 0)))
 
 
-def update_time(learner: Learner, updates: int) -> float:
+def compile_time(learner: Learner) -> float:
+    """Until the first updates are done, in seconds."""
+    began = time.perf_counter()
     learner.update(learner.block)
     jax.block_until_ready(learner.state)
-    began = time.perf_counter()
-    done = learner.update(max(updates, learner.block))
-    jax.block_until_ready(learner.state)
+    return time.perf_counter() - began
+
+
+def update_time(learner: Learner, updates: int) -> float:
+    """Of one gradient step of all seeds; the second call is timed, since a GPU's first also records its graphs."""
+    for _ in range(2):
+        began = time.perf_counter()
+        done = learner.update(max(updates, learner.block))
+        jax.block_until_ready(learner.state)
     return 1e3 * (time.perf_counter() - began) / done
 
 

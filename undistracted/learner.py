@@ -26,13 +26,15 @@ class Learner:
             jax.vmap(lambda s, stream=stream: jax.random.fold_in(jax.random.key(s), stream))(seeds)
             for stream in range(3)
         )
-        self.state = jax.jit(jax.vmap(self.agent.init))(init_key)
+        self.device = jax.devices()[0]
+        self.state = self.put(jax.jit(jax.vmap(self.agent.init))(init_key))
+        self.act_keys, self.update_keys = self.put((self.act_keys, self.update_keys))
         capacity = config.replay_size // config.envs if replay else config.length
         new_ring = partial(ring.empty, capacity, config.envs, action_size)
         home = replay_device(jax.eval_shape(new_ring), config.seeds)
         with jax.default_device(home):
             self.replay = jax.device_put(jax.jit(jax.vmap(lambda _: new_ring()))(jnp.arange(config.seeds)), home)
-        self.on_device = home == jax.devices()[0]
+        self.on_device = home == self.device
         self.sample_keys = jax.device_put(self.update_keys, home)
         # One call of the device a pass of all environments; on a CPU, where XLA's loops are slow, one a gradient step.
         blocks = jax.default_backend() != "cpu" and self.on_device
@@ -78,10 +80,15 @@ class Learner:
         batch = jax.eval_shape(sample, self.replay, self.sample_keys, 0)
         metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys)[1]
         self._zeros = jax.jit(lambda: jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics))
+        self._copy = jax.jit(partial(jax.tree.map, jnp.copy))
+
+    def put(self, arrays):
+        """Arrays tied to the device. What a compiled call returns is tied; given loose arrays, it compiles anew."""
+        return jax.device_put(arrays, self.device)
 
     def initial_carry(self, n: int):
         """The policy's memory of n environments per seed, before their first observation."""
-        return jax.vmap(lambda policy: self.agent.initial_carry(policy, n))(self.state.policy)
+        return self.put(jax.vmap(lambda policy: self.agent.initial_carry(policy, n))(self.state.policy))
 
     def act(self, carry, row: Batch, count: int, policy=None):
         """Actions (S, n, A) for a row (S, n, ...): exploring with the newest policy, or the means of a given one."""
@@ -97,12 +104,12 @@ class Learner:
         """As many whole blocks of gradient steps as fit into the number that is owed; how many steps that were."""
         steps = int(owed / self.block + 1e-6) * self.block
         if steps and self.totals is None:
-            self.totals, self.since = self._zeros(), 0
+            self.totals, self.since = self.put(self._zeros()), 0
         for count in range(self.updates, self.updates + steps, self.block):
             if self.on_device:
                 done = self._block(self.state, self.totals, self.replay, self.update_keys, count)
             else:
-                batch = jax.device_put(self._sample(self.replay, self.sample_keys, count), jax.devices()[0])
+                batch = self.put(self._sample(self.replay, self.sample_keys, count))
                 done = self._update(self.state, self.totals, batch, self.update_keys, count)
             self.state, self.totals = done
             self.since += self.block
@@ -118,7 +125,7 @@ class Learner:
 
     def policy_copy(self):
         """The policy as it is now, safe from the updates that follow."""
-        return jax.tree.map(jnp.copy, self.state.policy)
+        return self._copy(self.state.policy)
 
 
 def over_seeds(fn, seeds: int, in_axes=0):
