@@ -11,7 +11,7 @@ CACHE = tempfile.TemporaryDirectory(prefix="undistracted-tests-")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"  # one to learn on, one to play the host
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"  # to spread seeds over, or to play the host
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

@@ -6,7 +6,8 @@ import pytest
 
 from undistracted.agents.latent import LatentAgent
 from undistracted.data import Batch
-from undistracted.learner import Learner, replay_device
+from undistracted.learner import Learner, replay_home
+from undistracted.seeds import Seeds
 
 ACTION_SIZE, ROWS = 2, 24
 
@@ -25,15 +26,15 @@ def experience(seeds, envs: int, rows: int = ROWS) -> list[Batch]:
     return [row(t) for t in range(rows)]
 
 
-def filled(config) -> Learner:
-    learner = Learner(config, ACTION_SIZE)
+def filled(config, devices=1) -> Learner:
+    learner = Learner(config, ACTION_SIZE, devices=jax.devices()[:devices])
     for row in experience(range(config.seed, config.seed + config.seeds), config.envs):
         learner.add(row)
     return learner
 
 
-def trained(config, updates=3) -> tuple[Learner, list[dict]]:
-    learner = filled(config)
+def trained(config, updates=3, devices=1) -> tuple[Learner, list[dict]]:
+    learner = filled(config, devices)
     learner.update(updates)
     return learner, learner.metrics()
 
@@ -92,18 +93,28 @@ def test_metrics_are_means_since_the_last_call_and_decided_by_the_seed(tiny, alo
     assert_close(learner.state, alone[0].state, rtol=0)
 
 
-def test_a_seed_among_others_learns_what_it_learns_alone(tiny, alone):
-    learner, metrics = trained(tiny(seed=0, seeds=2))
+@pytest.mark.parametrize("devices, share", [(1, 4), (2, 2), (4, 1)])
+def test_a_seed_among_others_learns_what_it_learns_alone(tiny, alone, devices, share):
+    learner, metrics = trained(tiny(seed=0, seeds=4), devices=devices)
+    assert learner.seeds.share == share
+    for array in jax.tree.leaves((learner.state, learner.replay)):
+        assert len(array.sharding.device_set) == devices
     for name, value in alone[1][0].items():
         assert metrics[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
     for name in ("reward_loss", "kl", "actor_loss", "value"):
         assert metrics[0][name] != pytest.approx(metrics[1][name], rel=1e-3)
-    second = jax.tree.map(lambda x: x[1:], learner.state.policy)
+    second = jax.tree.map(lambda x: x[1:2], learner.state.policy)
     assert_close(second, alone[0].state.policy, rtol=1e-4, atol=1e-5)
-    row = experience([5, 5], 2)[0]
+    row = experience([5] * 4, 2)[0]
     actions, _ = learner.act(learner.initial_carry(2), row, 3)
-    action, _ = alone[0].act(alone[0].initial_carry(2), jax.tree.map(lambda x: x[1:], row), 3)
+    action, _ = alone[0].act(alone[0].initial_carry(2), jax.tree.map(lambda x: x[1:2], row), 3)
     np.testing.assert_allclose(actions[1], action[0], atol=1e-4)
+    assert learner._act[True]._cache_size() == learner._block._cache_size() == 1
+
+
+def test_seeds_use_as_many_devices_as_divide_them():
+    used = {count: len(Seeds(count).devices) for count in (1, 2, 3, 4, 6, 8)}
+    assert used == {1: 1, 2: 2, 3: 3, 4: 4, 6: 3, 8: 4}
 
 
 def test_fused_block_is_the_updates_one_by_one(tiny, alone, monkeypatch):
@@ -118,7 +129,7 @@ def test_fused_block_is_the_updates_one_by_one(tiny, alone, monkeypatch):
 
 def test_replay_that_does_not_fit_stays_on_the_host(tiny, alone, monkeypatch):
     """The second CPU device plays the host, the first the device that learns."""
-    monkeypatch.setattr("undistracted.learner.replay_device", lambda shapes, seeds: jax.devices()[1])
+    monkeypatch.setattr("undistracted.learner.replay_home", lambda shapes, seeds: Seeds(1, jax.devices()[1:2]))
     learner, metrics = trained(tiny(seed=1))
     assert {leaf.device for leaf in jax.tree.leaves(learner.replay)} == {jax.devices()[1]}
     assert {leaf.device for leaf in jax.tree.leaves(learner.state)} == {jax.devices()[0]}
@@ -131,11 +142,18 @@ def test_where_the_replay_lives(monkeypatch):
         def memory_stats(self):
             return {"bytes_limit": 1000}
 
-    gpu, cpu = Device(), Device()
-    monkeypatch.setattr(jax, "devices", lambda kind=None: [cpu if kind == "cpu" else gpu])
-    assert replay_device(np.zeros(300, np.uint8), seeds=2) is gpu
+    def home(rows, count, devices=1):
+        seeds = Seeds(count, jax.devices()[:devices])
+        seeds.devices = [Device()] * devices
+        home = replay_home(np.zeros(rows, np.uint8), seeds)
+        assert home.count == count
+        return "device" if home is seeds else {d.platform for d in home.devices}
+
+    assert home(300, 2) == home(300, 4, devices=2) == "device"
     with pytest.warns(UserWarning, match="--replay-size"):
-        assert replay_device(np.zeros(300, np.uint8), seeds=3) is cpu
+        assert home(300, 3) == {"cpu"}
+    with pytest.warns(UserWarning, match="--replay-size"):
+        assert home(300, 6, devices=2) == {"cpu"}
 
 
 def test_policy_copy_outlives_the_updates(alone):

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -15,7 +16,7 @@ from undistracted import checkpoint
 from undistracted.__main__ import main
 from undistracted.config import Config
 from undistracted.film import write_film
-from undistracted.training import train
+from undistracted.training import Trainer, train
 
 REPEAT, EPISODE = 25, 40  # an episode is 1000 frames
 OPTIONS = f"--preset debug --steps 120 --eval-every 60 --checkpoint-every 100 --seed 3 --action-repeat {REPEAT}".split()
@@ -124,3 +125,20 @@ def test_seeds_side_by_side(tmp_path, capsys):
     assert all(len(values) == 2 and not np.array_equal(*values)
                for name, values in parameters(run).items() if "encoder" in name)  # fmt: skip
     assert "random policy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_learning_goes_on_beside_the_environments_or_with_sync_after_them(tiny, sync):
+    calls = []
+
+    def record(name, result=None):
+        return lambda *_: (calls.append(name), result)[1]
+
+    trainer = Trainer.__new__(Trainer)
+    trainer.config, trainer.evaluation = tiny(sync=sync), SimpleNamespace(running=False)
+    trainer.learner = SimpleNamespace(update=record("learn", 0))
+    methods = {name: record(name) for name in ("act", "send", "receive")}
+    trainer.collector = SimpleNamespace(steps=2, **methods)
+    trainer.taken = trainer.count = trainer.debt = 0
+    trainer._advance()
+    assert calls == (["act", "send", "receive", "learn"] if sync else ["act", "learn", "send", "receive"])

@@ -95,7 +95,7 @@ def load_state(run: Path, learner: Learner) -> dict:
     if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in template.items()}:
         raise UserError(f"{folder} does not fit the settings in {run / 'config.json'}")
     leaves = [jax.numpy.asarray(arrays[name]) for name in template]
-    learner.state = learner.put(jax.tree.unflatten(jax.tree.structure(learner.state), leaves))
+    learner.state = learner.seeds.put(jax.tree.unflatten(jax.tree.structure(learner.state), leaves))
     counters = json.loads((folder / "counters.json").read_text())
     learner.updates = counters["updates"]
     return counters

@@ -58,6 +58,8 @@ class Config:
     """Rows kept for learning, per seed."""
     updates_per_step: float = 0.2
     """Gradient steps per agent step: the paper's 100 per 500, spread evenly."""
+    sync: bool = False
+    """Learn after the environments have stepped, from their newest rows too, instead of meanwhile."""
     batch: int = 50
     """Sequences per update."""
     length: int = 50
@@ -81,7 +83,7 @@ class Config:
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     """Of matrix products; parameters and losses are float32. auto = bfloat16 on a GPU."""
     native_conv: bool | None = None
-    """Use the library's convolution instead of a matrix product; without it, on a GPU with one seed."""
+    """Use the library's convolution instead of a matrix product; without it, on a GPU."""
     unroll: int = 25
     """Steps of the recurrent loops that are compiled into one."""
 

@@ -1,6 +1,6 @@
 """What lives on the device: agent, replay and random keys of every seed, and the compiled calls on them.
 
-Agents are written for one seed; here they are mapped over the leading seed axis S. Calls are dispatched and return at
+Agents are written for one seed; `seeds.py` maps them over the leading seed axis S. Calls are dispatched and return at
 once: the host goes on to step the environments while the device learns. Keys are derived from the seed and a counter,
 so a resumed run draws what an uninterrupted one would have drawn.
 """
@@ -15,35 +15,36 @@ from undistracted import replay as ring
 from undistracted.agents import make_agent
 from undistracted.config import Config
 from undistracted.data import Batch
+from undistracted.seeds import Seeds
 
 
 class Learner:
-    def __init__(self, config: Config, action_size: int, *, replay: bool = True):
+    def __init__(self, config: Config, action_size: int, *, replay: bool = True, devices=None):
         self.config, self.agent = config, make_agent(config, action_size)
+        self.seeds = Seeds(config.seeds, devices)
         self.updates = 0
         seeds = jnp.arange(config.seed, config.seed + config.seeds)
-        init_key, self.act_keys, self.update_keys = (
+        keys = [
             jax.vmap(lambda s, stream=stream: jax.random.fold_in(jax.random.key(s), stream))(seeds)
             for stream in range(3)
-        )
-        self.device = jax.devices()[0]
-        self.state = self.put(jax.jit(jax.vmap(self.agent.init))(init_key))
-        self.act_keys, self.update_keys = self.put((self.act_keys, self.update_keys))
+        ]
+        init_key, self.act_keys, self.update_keys = self.seeds.put(keys)
+        self.state = jax.jit(jax.vmap(self.agent.init), out_shardings=self.seeds.sharding)(init_key)
         capacity = config.replay_size // config.envs if replay else config.length
         new_ring = partial(ring.empty, capacity, config.envs, action_size)
-        home = replay_device(jax.eval_shape(new_ring), config.seeds)
-        with jax.default_device(home):
-            self.replay = jax.device_put(jax.jit(jax.vmap(lambda _: new_ring()))(jnp.arange(config.seeds)), home)
-        self.on_device = home == self.device
-        self.sample_keys = jax.device_put(self.update_keys, home)
+        self.home = replay_home(jax.eval_shape(new_ring), self.seeds)
+        new_rings = jax.vmap(lambda _: new_ring(), axis_size=config.seeds)
+        self.replay = jax.jit(new_rings, out_shardings=self.home.sharding)(None)
+        self.sample_keys = self.home.put(self.update_keys)
         # One call of the device a pass of all environments; on a CPU, where XLA's loops are slow, one a gradient step.
+        self.on_device = self.home is self.seeds
         blocks = jax.default_backend() != "cpu" and self.on_device
         self.block = max(1, round(config.updates_per_step * config.envs)) if blocks else 1
         self._compile()
         self.totals = None
 
     def _compile(self):
-        c, agent = self.config, self.agent
+        c, agent, seeds, home = self.config, self.agent, self.seeds, self.home
 
         def act_one(policy, carry, obs, first, key, count, explore):
             return agent.act(policy, carry, obs, first, jax.random.fold_in(key, count) if explore else None)
@@ -55,13 +56,11 @@ class Learner:
         def update_one(state, batch, key, count):
             return agent.update(state, batch, jax.random.fold_in(key, count))
 
-        each = partial(over_seeds, seeds=c.seeds)
-        sample, act = each(sample_one, in_axes=(0, 0, None)), {}
-        for explore in (True, False):
-            act[explore] = each(partial(act_one, explore=explore), in_axes=(0, 0, 0, 0, 0, None))
+        sample = home.map(sample_one, in_axes=(0, 0, None))
+        update_each = seeds.map(update_one, in_axes=(0, 0, 0, None))
 
         def update(state, totals, batch, keys, count):
-            state, metrics = each(update_one, in_axes=(0, 0, 0, None))(state, batch, keys, count)
+            state, metrics = update_each(state, batch, keys, count)
             return state, jax.tree.map(jnp.add, totals, metrics)
 
         def block(state, totals, replay, keys, count):
@@ -72,23 +71,23 @@ class Learner:
             carry = state, totals
             return body(0, carry) if self.block == 1 else jax.lax.fori_loop(0, self.block, body, carry)
 
-        self._act = {explore: jax.jit(fn) for explore, fn in act.items()}
-        self._add = jax.jit(each(ring.add), donate_argnums=0)
-        self._sample = jax.jit(sample)
-        self._update = jax.jit(update, donate_argnums=(0, 1))
-        self._block = jax.jit(block, donate_argnums=(0, 1))
-        batch = jax.eval_shape(sample, self.replay, self.sample_keys, 0)
+        axes, self._act = (0, 0, 0, 0, 0, None), {}
+        for explore in (True, False):
+            self._act[explore] = jax.jit(seeds.spread(seeds.map(partial(act_one, explore=explore), axes), axes))
+        self._add = jax.jit(home.spread(home.map(ring.add), (0, 0)), donate_argnums=0)
+        self._sample = jax.jit(home.spread(sample, (0, 0, None)))
+        axes = (0, 0, 0, 0, None)
+        self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1))
+        self._block = jax.jit(seeds.spread(block, axes), donate_argnums=(0, 1))
+        batch = jax.eval_shape(jax.vmap(sample_one, (0, 0, None)), self.replay, self.sample_keys, 0)
         metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys)[1]
-        self._zeros = jax.jit(lambda: jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics))
+        zeros = partial(jax.tree.map, lambda m: jnp.zeros(m.shape, m.dtype), metrics)
+        self._zeros = jax.jit(zeros, out_shardings=seeds.sharding)
         self._copy = jax.jit(partial(jax.tree.map, jnp.copy))
-
-    def put(self, arrays):
-        """Arrays tied to the device. What a compiled call returns is tied; given loose arrays, it compiles anew."""
-        return jax.device_put(arrays, self.device)
 
     def initial_carry(self, n: int):
         """The policy's memory of n environments per seed, before their first observation."""
-        return self.put(jax.vmap(lambda policy: self.agent.initial_carry(policy, n))(self.state.policy))
+        return self.seeds.put(jax.vmap(lambda policy: self.agent.initial_carry(policy, n))(self.state.policy))
 
     def act(self, carry, row: Batch, count: int, policy=None):
         """Actions (S, n, A) for a row (S, n, ...): exploring with the newest policy, or the means of a given one."""
@@ -104,12 +103,12 @@ class Learner:
         """As many whole blocks of gradient steps as fit into the number that is owed; how many steps that were."""
         steps = int(owed / self.block + 1e-6) * self.block
         if steps and self.totals is None:
-            self.totals, self.since = self.put(self._zeros()), 0
+            self.totals, self.since = self._zeros(), 0
         for count in range(self.updates, self.updates + steps, self.block):
             if self.on_device:
                 done = self._block(self.state, self.totals, self.replay, self.update_keys, count)
             else:
-                batch = self.put(self._sample(self.replay, self.sample_keys, count))
+                batch = self.seeds.put(self._sample(self.replay, self.sample_keys, count))
                 done = self._update(self.state, self.totals, batch, self.update_keys, count)
             self.state, self.totals = done
             self.since += self.block
@@ -128,31 +127,15 @@ class Learner:
         return self._copy(self.state.policy)
 
 
-def over_seeds(fn, seeds: int, in_axes=0):
-    """`fn` mapped over the leading seed axis; a single seed runs unmapped, since batched products are slower."""
-    if seeds > 1:
-        return jax.vmap(fn, in_axes)
-
-    def single(*args):
-        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
-        args = [
-            x if axis is None else jax.tree.map(lambda leaf: leaf[0], x) for x, axis in zip(args, axes, strict=True)
-        ]
-        return jax.tree.map(lambda leaf: leaf[None], fn(*args))
-
-    return single
-
-
-def replay_device(shapes, seeds: int):
-    """The default device where the replay fits beside the learner, else the host."""
-    device = jax.devices()[0]
-    need = seeds * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    limit = (device.memory_stats() or {}).get("bytes_limit")
+def replay_home(shapes, seeds: Seeds) -> Seeds:
+    """The seeds' devices where each one's share of the replay fits beside the learner, else the host."""
+    need = seeds.share * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    limit = (seeds.devices[0].memory_stats() or {}).get("bytes_limit")
     if limit is None or need < 0.7 * limit:
-        return device
+        return seeds
     warnings.warn(
         f"the replay needs {need / 1e9:.1f} GB and does not fit on the device: it stays on the host, which slows "
         "learning; a smaller --replay-size avoids that",
         stacklevel=2,
     )
-    return jax.devices("cpu")[0]
+    return Seeds(seeds.count, jax.devices("cpu")[:1])

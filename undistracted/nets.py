@@ -1,16 +1,15 @@
-"""Linear layers, the GRU cell, MLP heads and the image encoder of the paper's appendix.
+"""Linear layers, the GRU cell and MLP heads of the paper's appendix.
 
-Parameters are float32. Matrix products and their gradients run in the `dtype` of the layer (bfloat16 on GPUs); what
-lies between them (gates, distributions, losses) is float32, except inside the encoder, where memory traffic counts.
+Parameters are float32. Matrix products and their gradients run in the `dtype` of the layer (bfloat16 on GPUs), and so
+do what hidden layers pass on; what comes out of them (gates, distributions, values, losses) is float32.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -77,15 +76,6 @@ def _elu_gradient(dtype, y, gradient):
 elu.defvjp(lambda x, dtype: (elu(x, dtype),) * 2, _elu_gradient)
 
 
-@jax.custom_vjp
-def relu(x):
-    """ReLU, the same way: the library can then join it with the convolution before it."""
-    return jnp.maximum(x, 0)
-
-
-relu.defvjp(lambda x: (relu(x),) * 2, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))
-
-
 class MLP(eqx.Module):
     """ELU layers and a linear output."""
 
@@ -145,75 +135,3 @@ def gru_update(gates, h):
     reset, update, xn, hn = jnp.split(gates, 4, -1)
     update = jax.nn.sigmoid(update)
     return (1 - update) * jnp.tanh(xn + jax.nn.sigmoid(reset) * hn) + update * h
-
-
-def space_to_depth(x):
-    """Squares of 2x2 pixels of (..., H, W, C) as the channels of one pixel: (..., H / 2, W / 2, 4 C)."""
-    *n, h, w, c = x.shape
-    h, w = h // 2, w // 2
-    x = x[..., : 2 * h, : 2 * w, :].reshape(*n, h, 2, w, 2, c)
-    return jnp.moveaxis(x, -4, -3).reshape(*n, h, w, 4 * c)
-
-
-def patches(x):
-    """The 4x4 windows at stride 2 of (..., H, W, C), as (..., H', W', 16 C): space to depth, then 2x2 neighbours."""
-    x = space_to_depth(x)
-    h, w = x.shape[-3:-1]
-    corners = [x[..., i : h - 1 + i, j : w - 1 + j, :] for i in (0, 1) for j in (0, 1)]
-    return jnp.concatenate(corners, -1)
-
-
-def patch_conv(x, weight):
-    """A 4x4 convolution at stride 2 as one matrix product: fast on a CPU, and when mapped over seeds."""
-    return patches(x) @ weight
-
-
-def native_conv(x, weight):
-    """The same by the library's convolution: fastest for one seed on a GPU."""
-    c = x.shape[-1]
-    if c < 8:  # too few channels for the tensor cores: 2x2 pixels become the channels of one
-        x = space_to_depth(x)
-        kernel = weight.reshape(2, 2, 4 * c, -1)
-        spare = [(0, 0)] * 2 + [(0, -4 * c % 8)]
-        x, kernel = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + spare), jnp.pad(kernel, [*spare, (0, 0)])
-    else:
-        kernel = weight.reshape(2, 2, 2, 2, c, -1)  # neighbour row and column, row and column within, channel, output
-        kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, c, -1)
-    stride = (len(kernel) // 2,) * 2
-    flat = x.reshape(-1, *x.shape[-3:])
-    y = jax.lax.conv_general_dilated(flat, kernel, stride, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    return y.reshape(*x.shape[:-3], *y.shape[1:])
-
-
-def shrunk(obs, factor: int):
-    """The picture averaged over squares of factor x factor pixels."""
-    parts = [obs[..., i::factor, j::factor, :] for i in range(factor) for j in range(factor)]
-    return sum(part.astype(jnp.float32) for part in parts) / factor**2
-
-
-class Encoder(eqx.Module):
-    """h: o_t -> x_t. Convolutions (kernel 4, stride 2, ReLU); the paper's four take 64 -> 31 -> 14 -> 6 -> 2 pixels."""
-
-    layers: list[Linear]
-    shrink: int = eqx.field(static=True)
-    conv: Callable = eqx.field(static=True)
-
-    def __init__(self, channels: tuple[int, ...], key, dtype="float32", shrink=1, conv=patch_conv):
-        sizes = [3, *channels]
-        keys = jax.random.split(key, len(channels))
-        self.layers = [Linear(16 * n, m, k, dtype) for n, m, k in zip(sizes[:-1], sizes[1:], keys, strict=True)]
-        self.shrink, self.conv = shrink, conv
-
-    @property
-    def size(self) -> int:
-        side = 64 // self.shrink
-        for _ in self.layers:
-            side = side // 2 - 1
-        return side**2 * self.layers[-1].bias.shape[0]
-
-    def __call__(self, obs: UInt8[Array, "*n 64 64 3"]) -> Float[Array, "*n x"]:
-        dtype = DTYPES[self.layers[0].dtype]
-        x = (shrunk(obs, self.shrink) if self.shrink > 1 else obs).astype(dtype) / 127.5 - 1
-        for layer in self.layers:
-            x = relu(self.conv(x, layer.weight.astype(dtype)) + layer.bias.astype(dtype))
-        return x.reshape(*x.shape[:-3], -1).astype(jnp.float32)

@@ -119,5 +119,5 @@ def complete(config: Config) -> Config:
     chosen = {name: value for name, value in row.items() if getattr(config, name) is None}
     precision = ("bfloat16" if on_gpu() else "float32") if config.precision == "auto" else config.precision
     if config.native_conv is None:
-        chosen["native_conv"] = on_gpu() and config.seeds == 1
+        chosen["native_conv"] = on_gpu()
     return dataclasses.replace(config, preset=resolve_preset(config.preset), precision=precision, **chosen)

@@ -2,8 +2,8 @@
 
 One pass of the loop is one step of every environment, those of an evaluation under way included. The device is given
 the policy's steps and then the updates that are owed, and while it works on them the host steps the environments. So
-the policy that acts is at most one pass older than the newest parameters, and the updates sample what was there before
-the pass. Nothing depends on timing: the same seed gives the same run.
+the policy that acts is the newest there is, and the updates sample what was there before the pass. With --sync they
+wait for its rows: strict alternation, slower. Nothing depends on timing either way: the same seed gives the same run.
 """
 
 import dataclasses
@@ -115,17 +115,23 @@ class Trainer:
         action = self.collector.act(self.count)
         if evaluation:
             evaluation.act()
-        self.debt += self.config.updates_per_step * self.collector.steps / self.config.seeds
-        self.debt -= self.learner.update(self.debt)
+        if not self.config.sync:
+            self._learn()
         self.collector.send(action)
         if evaluation:
             evaluation.send()
         self.collector.receive()
+        if self.config.sync:
+            self._learn()
         if evaluation:
             self._report(evaluation.receive())
         self.taken += self.collector.steps
         self.step = self.taken // self.config.seeds
         self.count += 1
+
+    def _learn(self) -> None:
+        self.debt += self.config.updates_per_step * self.collector.steps / self.config.seeds
+        self.debt -= self.learner.update(self.debt)
 
     def _evaluate_if_due(self) -> None:
         """Start an evaluation, to be advanced in the passes that follow; the final policy's is run by `_finish`."""

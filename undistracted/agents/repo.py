@@ -17,7 +17,8 @@ from jaxtyping import Array, Float
 
 from undistracted.data import Batch
 from undistracted.dists import unit_nll
-from undistracted.nets import Encoder, Scalar, native_conv, patch_conv
+from undistracted.encoder import Encoder, native_conv, patch_conv
+from undistracted.nets import Scalar
 from undistracted.optim import adam
 from undistracted.rssm import RSSM, balanced_kl, fresh_start, official_start
 

@@ -1,0 +1,46 @@
+"""From a function of one seed to a call on all seeds: mapped on a device, and spread where there are several devices.
+
+Arrays of all seeds have a leading axis S. They are tied to their devices from the start: what a compiled call returns
+is tied, so a call that was first given loose arrays would be compiled a second time, which takes a minute on a GPU.
+"""
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+
+class Seeds:
+    """An equal share of the seeds on each device, of as many devices as divide their number."""
+
+    def __init__(self, count: int, devices=None):
+        devices = devices or jax.devices()
+        used = max(n for n in range(1, len(devices) + 1) if count % n == 0)
+        self.count, self.share, self.devices = count, count // used, devices[:used]
+        self.mesh = Mesh(self.devices, ("seed",)) if used > 1 else None
+        self.sharding = (
+            NamedSharding(self.mesh, PartitionSpec("seed")) if used > 1 else SingleDeviceSharding(devices[0])
+        )
+
+    def put(self, arrays):
+        """Arrays (S, ...), tied to the devices."""
+        return jax.device_put(arrays, self.sharding)
+
+    def map(self, fn, in_axes=0):
+        """A function of one seed, mapped over one device's share; axis None marks an argument that all seeds share."""
+        if self.share > 1:
+            return jax.vmap(fn, in_axes)
+
+        def single(*args):  # unmapped, since products with a batch axis are slower
+            axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
+            args = [
+                x if axis is None else jax.tree.map(lambda leaf: leaf[0], x) for x, axis in zip(args, axes, strict=True)
+            ]
+            return jax.tree.map(lambda leaf: leaf[None], fn(*args))
+
+        return single
+
+    def spread(self, fn, in_axes: tuple):
+        """A function of one device's share, as a function of all seeds."""
+        if self.mesh is None:
+            return fn
+        specs = tuple(PartitionSpec() if axis is None else PartitionSpec("seed") for axis in in_axes)
+        return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec("seed"), check_vma=False)
