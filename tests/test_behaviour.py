@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 from jax.lax import stop_gradient as sg
 
 from undistracted.agents import make_agent
+from undistracted.agents.latent import LatentAgent
 from undistracted.behaviour import Actor, behaviour_losses, dream, lambda_return
 from undistracted.rssm import Latent
 
@@ -133,6 +134,20 @@ def test_horizon_counts_imagined_latents(tiny, state, start, official, latents, 
     assert shapes.features.shape == (1 + latents, *start.features.shape)
     assert shapes.noise.shape[0] == shapes.pull.shape[0] == latents
     assert shapes.returns.shape == (targets, N)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_imagination_starts_from_every_nth_row(tiny, state, batch, key, every):
+    agent, starts = make_agent(tiny(start_every=every), 2), []
+
+    def dream(actor, critic, model, start, key):
+        starts.append(start)
+        return LatentAgent.dream(agent, actor, critic, model, start, key)
+
+    agent.dream = dream
+    jax.eval_shape(agent.update, state, batch, key)
+    length, sequences = batch.reward.shape
+    assert starts[0].state.shape[0] == -(-length // every) * sequences
 
 
 def test_dream_starts_at_the_given_latents(dreamt, start):

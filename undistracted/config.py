@@ -102,6 +102,8 @@ class Config:
     # Behaviour
     horizon: int = 15
     """Imagined latents."""
+    start_every: int = 1
+    """Imagine from every n-th row of a sequence only."""
     official_horizon: bool = False
     """The released code's count: one imagined latent less than the horizon says."""
     gamma: float = 0.99

@@ -88,7 +88,8 @@ class LatentAgent:
         model, moments["model"] = apply(self.optimisers["model"], grads, state.moments["model"], model)
         metrics = means | watched | {"model_gradient": optax.tree.norm((grads.encoder, grads.rssm, grads.reward))}
 
-        imagined = self.dream(actor, critic, model, flatten_rows(z), behaviour_key)
+        start = jax.tree.map(lambda x: x[:: self.config.start_every], z)
+        imagined = self.dream(actor, critic, model, flatten_rows(start), behaviour_key)
 
         def behaviour_loss(modules):
             losses, metrics = behaviour_losses(*modules, imagined, self.config.entropy_bonus)
