@@ -89,3 +89,20 @@ def test_lists(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert {"dmc/walker-walk", "distracted/walker-walk", "scoreboard/walker-walk", "gym/<EnvId>"} <= set(lines)
     assert any(line.startswith("repo ") for line in lines)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_compiled_code_is_kept_on_a_gpu(gpu, monkeypatch, tmp_path):
+    import jax
+
+    from undistracted.__main__ import keep_compiled
+
+    chosen = {}
+    monkeypatch.setattr("undistracted.presets.on_gpu", lambda: gpu)
+    monkeypatch.setenv("UNDISTRACTED_CACHE", str(tmp_path))
+    monkeypatch.setattr(jax.config, "update", chosen.__setitem__)
+    keep_compiled()
+    assert chosen == {}, "the tests have named a folder of their own, which stays"
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None)
+    keep_compiled()
+    assert chosen == ({"jax_compilation_cache_dir": str(tmp_path / "compiled")} if gpu else {})

@@ -56,6 +56,7 @@ def run_train(args: list[str]) -> None:
     if config.resume and value_of(args, "--steps") is None:  # as many steps as the run was meant for
         newest(config.run_dir)
         config = dataclasses.replace(config, steps=Config.load_run(config.run_dir).steps)
+    keep_compiled()
     train(config)
 
 
@@ -63,7 +64,9 @@ def run_evaluate(args: list[str]) -> None:
     from undistracted.evaluation import EvaluateConfig, evaluate
     from undistracted.logger import print_summary
 
-    print_summary(evaluate(parse(EvaluateConfig, args, "evaluate")))
+    options = parse(EvaluateConfig, args, "evaluate")
+    keep_compiled()
+    print_summary(evaluate(options))
 
 
 def run_bench(args: list[str]) -> None:
@@ -86,6 +89,17 @@ def run_agents(args: list[str]) -> None:
 
     no_arguments("agents", args)
     print("\n".join(f"{name:14s} {text}" for name, text in AGENTS.items()))
+
+
+def keep_compiled() -> None:
+    """On a GPU, where compiling takes a minute, keep what was compiled for later runs, beside the decoded videos."""
+    import jax
+
+    from undistracted.envs.video import cache_folder
+    from undistracted.presets import on_gpu
+
+    if on_gpu() and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
 
 
 def parse(settings, args: list[str], verb: str, default=None):
