@@ -99,7 +99,8 @@ def growth(config, updates: int) -> dict:
 
 @contextlib.contextmanager
 def environments(config: Config):
-    envs = Environments([config.env("train", seed) for seed in range(config.seeds) for _ in range(config.envs)])
+    settings = [config.env("train", seed) for seed in range(config.seeds) for _ in range(config.envs)]
+    envs = Environments(settings, config.processes)
     try:
         yield envs
     finally:
@@ -189,6 +190,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def print_bench(result: dict) -> None:
+def print_bench(result: dict, indent: str = "") -> None:
     for name, value in result.items():
-        print(f"{name:26s} {value:,.2f}" if isinstance(value, float) else f"{name:26s} {value}")
+        if isinstance(value, dict):
+            print(f"{indent}{name}")
+            print_bench(value, indent + "  ")
+        else:
+            print(f"{indent}{name!s:26s} {value:,.2f}" if isinstance(value, float) else f"{indent}{name!s:26s} {value}")

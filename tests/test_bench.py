@@ -1,0 +1,40 @@
+"""What `undistracted bench` reports; its figures are not tested, only that they are there and make sense."""
+
+import json
+
+import pytest
+
+from undistracted.__main__ import main
+from undistracted.bench import print_bench
+
+KEYS = [
+    "update_ms",
+    "update_ms_per_seed_4",
+    "policy_ms",
+    "env_steps_per_s",
+    "env_steps_per_s_1_process",
+    "end_to_end_steps_per_s",
+    "paper_run_minutes",
+    "paper_run_minutes_4_seeds",
+    "compile_s",
+]
+
+
+def test_bench_reports_every_rate_as_json(capsys):
+    assert main(["bench", "--preset", "debug", "--updates", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["agent"], result["preset"]) == ("repo", "debug") and "cores" in result["machine"]
+    assert result.keys() == {"machine", "agent", "preset", "peak_memory_gb", *KEYS}
+    assert all(result[key] > 0 for key in KEYS)
+    assert result["paper_run_minutes"] * result["end_to_end_steps_per_s"] * 60 / 500_000 == pytest.approx(1)
+
+
+def test_growth_is_printed_as_an_outline(capsys):
+    print_bench({"update_ms": 4.0, "growth": {"update_ms": {"batch": {25: 2.0}}}})
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["update_ms", "4.00"],
+        ["growth"],
+        ["update_ms"],
+        ["batch"],
+        ["25", "2.00"],
+    ]
