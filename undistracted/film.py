@@ -49,5 +49,5 @@ class FilmWriter:
     def _write(self, path, frames):
         try:
             write_film(path, frames)
-        except (OSError, av.FFmpegError) as e:
+        except Exception as e:  # whatever it is: a thread would swallow it
             self.say(f"no film {path}: {e}")
