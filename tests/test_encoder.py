@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_nets import PAPER, count, double, shapes
 
-from undistracted.encoder import Encoder, native_conv, patch_conv, scaled
+from undistracted.encoder import Encoder, native_conv, packed, patch_conv, scaled
 
 
 def loop_conv(x, weight):
@@ -29,7 +29,7 @@ def loop_conv(x, weight):
 def test_convolutions_are_the_loop(conv, size):
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(2, 3, *size)), rng.normal(size=(16 * size[-1], 5))
-    y = conv(jnp.float32(x), jnp.float32(weight))
+    y = conv(packed(jnp.float32(x)), jnp.float32(weight))
     expected = np.stack([[loop_conv(image, weight) for image in images] for images in x])
     np.testing.assert_allclose(y, expected, atol=1e-4)
 
@@ -44,7 +44,7 @@ def test_encoder_has_the_papers_sizes():
     encoder = shapes(Encoder, PAPER.channels, conv=conv)
     obs = jax.ShapeDtypeStruct((7, 5, 64, 64, 3), jnp.uint8)
     out = eqx.filter_eval_shape(lambda encoder, obs: encoder(obs), encoder, obs)
-    assert seen == [(7, 5, 64, 64, 3), (7, 5, 31, 31, 32), (7, 5, 14, 14, 64), (7, 5, 6, 6, 128)]
+    assert seen == [(7, 5, 32, 32, 12), (7, 5, 15, 15, 128), (7, 5, 7, 7, 256), (7, 5, 3, 3, 512)]
     assert out.shape == (7, 5, 1024) == (7, 5, encoder.size)
     assert count(encoder) == 690_144
 
@@ -61,7 +61,7 @@ def reference(encoder, obs):
     """The encoder as one would write it, with the library's gradient."""
     x = obs / 127.5 - 1
     for layer in encoder.layers:
-        x = jax.nn.relu(patch_conv(x, layer.weight) + layer.bias)
+        x = jax.nn.relu(patch_conv(packed(x), layer.weight) + layer.bias)
     return x.reshape(len(obs), -1)
 
 

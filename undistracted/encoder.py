@@ -55,11 +55,17 @@ def encode(conv, pixels, weights: list, obs):
     return forward(conv, pixels, weights, obs)[0]
 
 
+def products(conv, count: int) -> list[Callable]:
+    """The layers without bias and ReLU, from packed pixels to packed pixels; the last one's are not packed."""
+    return [lambda x, weight: packed(conv(x, weight))] * (count - 1) + [conv]
+
+
 def forward(conv, pixels, weights, obs):
     def layers(weights, obs):
-        x, values = pixels(obs), []
-        for weight, bias in weights:
-            x = jnp.maximum(conv(x, weight.astype(x.dtype)) + bias.astype(x.dtype), 0)
+        x, values = packed(pixels(obs)), []
+        for product, (weight, bias) in zip(products(conv, len(weights)), weights, strict=True):
+            y = product(x, weight.astype(x.dtype))
+            x = jnp.maximum(y + jnp.tile(bias, y.shape[-1] // len(bias)).astype(y.dtype), 0)
             values.append(x)
         return values
 
@@ -68,15 +74,16 @@ def forward(conv, pixels, weights, obs):
 
 
 def backward(conv, pixels, residuals, gradient):
-    """Gradients of weights and biases; pixels have none. ReLU's slope is found from its value, so that the library can
-    join it with the convolution before it; the scaled pixels are cheaper to make again than to keep."""
+    """Gradients of weights and biases; pixels have none. ReLU's slope is found from its value; the scaled pixels are
+    cheaper to make again than to keep."""
 
     def layers(weights, obs, values, gradient):
-        gradients = []
-        for (weight, _), x, y in zip(weights[::-1], [*values[-2::-1], pixels(obs)], values[::-1], strict=True):
+        inputs, gradients = [packed(pixels(obs)), *values[:-1]], []
+        steps = zip(products(conv, len(weights)), weights, inputs, values, strict=True)
+        for product, (weight, bias), x, y in reversed([*steps]):
             gradient = jnp.where(y > 0, gradient, 0)
-            bias = gradient.astype(jnp.float32).sum(range(gradient.ndim - 1))
-            gradient, weight = jax.vjp(conv, x, weight.astype(x.dtype))[1](gradient)
+            bias = gradient.astype(jnp.float32).sum(range(gradient.ndim - 1)).reshape(-1, len(bias)).sum(0)
+            gradient, weight = jax.vjp(product, x, weight.astype(x.dtype))[1](gradient)
             gradients.append((weight.astype(jnp.float32), bias))
         return gradients[::-1]
 
@@ -102,39 +109,28 @@ def each_seed(fn):
     return fn
 
 
-def space_to_depth(x):
-    """Squares of 2x2 pixels of (..., H, W, C) as the channels of one pixel: (..., H / 2, W / 2, 4 C)."""
+def packed(x):
+    """Squares of 2x2 pixels of (..., H, W, C) as the channels of one pixel, (..., H / 2, W / 2, 4 C): a convolution of
+    kernel 4 and stride 2 is one of kernel 2 and stride 1 on them, which libraries do faster. Odd edges are dropped, as
+    the convolution would."""
     *n, h, w, c = x.shape
     h, w = h // 2, w // 2
     x = x[..., : 2 * h, : 2 * w, :].reshape(*n, h, 2, w, 2, c)
     return jnp.moveaxis(x, -4, -3).reshape(*n, h, w, 4 * c)
 
 
-def patches(x):
-    """The 4x4 windows at stride 2 of (..., H, W, C), as (..., H', W', 16 C): space to depth, then 2x2 neighbours."""
-    x = space_to_depth(x)
+def patch_conv(x, weight):
+    """A convolution of kernel 2 as one matrix product: fast on a CPU."""
     h, w = x.shape[-3:-1]
     corners = [x[..., i : h - 1 + i, j : w - 1 + j, :] for i in (0, 1) for j in (0, 1)]
-    return jnp.concatenate(corners, -1)
-
-
-def patch_conv(x, weight):
-    """A 4x4 convolution at stride 2 as one matrix product: fast on a CPU."""
-    return patches(x) @ weight
+    return jnp.concatenate(corners, -1) @ weight
 
 
 def native_conv(x, weight):
     """The same by the library's convolution: fast on a GPU."""
-    c = x.shape[-1]
-    if c < 8:  # too few channels for the tensor cores: 2x2 pixels become the channels of one
-        x = space_to_depth(x)
-        kernel = weight.reshape(2, 2, 4 * c, -1)
-        spare = [(0, 0)] * 2 + [(0, -4 * c % 8)]
-        x, kernel = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + spare), jnp.pad(kernel, [*spare, (0, 0)])
-    else:
-        kernel = weight.reshape(2, 2, 2, 2, c, -1)  # neighbour row and column, row and column within, channel, output
-        kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, c, -1)
-    stride = (len(kernel) // 2,) * 2
-    flat = x.reshape(-1, *x.shape[-3:])
-    y = jax.lax.conv_general_dilated(flat, kernel, stride, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    return y.reshape(*x.shape[:-3], *y.shape[1:])
+    *shape, _, _, channels = x.shape
+    kernel, spare = weight.reshape(2, 2, channels, -1), -channels % 8  # the tensor cores take eight channels
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, spare)]).reshape(-1, *x.shape[-3:-1], channels + spare)
+    kernel = jnp.pad(kernel, [(0, 0), (0, 0), (0, spare), (0, 0)])
+    y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return y.reshape(*shape, *y.shape[1:])
