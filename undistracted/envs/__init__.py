@@ -6,6 +6,7 @@ follows, physics and video alike.
 """
 
 import os
+from pathlib import Path
 
 import gymnasium
 
@@ -19,6 +20,11 @@ __all__ = ["Clips", "check_task", "clips_of", "domain", "make_env", "task_names"
 # because training runs one environment per process.
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("LP_NUM_THREADS", "0")
+# Where there are cores enough, software GL is faster than a GPU's, whose contexts wait for each other and for the
+# learner (`docs/performance.md`).
+MESA = Path("/usr/share/glvnd/egl_vendor.d/50_mesa.json")
+if MESA.exists() and os.cpu_count() >= 8:
+    os.environ.setdefault("__EGL_VENDOR_LIBRARY_FILENAMES", str(MESA))
 
 RENDERS = ("fast", "faithful")
 
