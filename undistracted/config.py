@@ -5,12 +5,13 @@ A run's `config.json` is this dataclass, complete: rerunning from it gives the s
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
+from undistracted.agents import settings
 from undistracted.errors import UserError
 
 
@@ -22,8 +23,9 @@ class Config:
     """What to learn, e.g. distracted/walker-walk; `undistracted tasks` lists them."""
     agent: str = "repo"
     """The method; `undistracted agents` lists them."""
-    preset: Literal["auto", "paper", "small", "debug"] = "auto"
-    """Sizes and schedule: the paper's, small (minutes on 2 CPU cores), debug (seconds); auto = paper on a GPU."""
+    preset: Literal["auto", "paper", "original", "small", "debug"] = "auto"
+    """Sizes and schedule: the paper's comparison, the method's original ones, small (minutes on 2 CPU cores), debug
+    (seconds); auto = paper on a GPU."""
     steps: int = 500_000
     """Agent steps to train for, after the prefill."""
     seed: int = 0
@@ -131,6 +133,9 @@ class Config:
     save_replay: bool = True
     """Keep the replay with the checkpoints: needed to resume and to adapt (6 GB for a paper run)."""
 
+    # Of single methods
+    dreamer: settings.Dreamer = settings.Dreamer()
+
     @property
     def run_dir(self) -> Path:
         return Path(self.run or f"runs/{self.task.split('/')[-1]}-{self.agent}-s{self.seed}")
@@ -141,13 +146,18 @@ class Config:
         return {"split": split, "seed": self.seed + seed} | {name: getattr(self, name) for name in names}
 
     def save(self, path: Path) -> None:
-        settings = dataclasses.asdict(self) | {"resume": False}
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+        saved = dataclasses.asdict(self) | {"resume": False}
+        path.write_text(json.dumps(saved, indent=2) + "\n")
 
     @staticmethod
     def load_run(run: Path) -> "Config":
         path = run / "config.json"
         if not path.exists():
             raise UserError(f"{run} is not a run directory: it holds no config.json")
-        settings = json.loads(path.read_text())
-        return Config(**settings | {"channels": tuple(settings["channels"])})
+        saved = json.loads(path.read_text())
+        own = {
+            f.name: type(f.default)(**saved.get(f.name, {}))
+            for f in dataclasses.fields(Config)
+            if is_dataclass(f.default)
+        }
+        return Config(**saved | own | {"channels": tuple(saved["channels"])})

@@ -15,6 +15,7 @@ from undistracted.behaviour import Actor, behaviour_losses, dream
 from undistracted.data import Batch, flatten_rows
 from undistracted.nets import Scalar
 from undistracted.optim import adam, apply
+from undistracted.replay import Replay, sequences
 from undistracted.rssm import Latent
 
 
@@ -73,6 +74,9 @@ class LatentAgent:
         latent = policy.model.rssm.step(carry.latent, carry.action, x, first, latent_noise)
         action = policy.actor.act(latent.features, action_noise)
         return action, Carry(latent, action)
+
+    def sample(self, replay: Replay, key) -> Batch:
+        return sequences(replay, key, self.config.length, self.config.batch)
 
     def update(self, state: State, batch: Batch, key) -> tuple[State, dict]:
         """One gradient step: world model, then actor and critic in the imagination of the new model."""
