@@ -73,6 +73,10 @@ class RSSM(eqx.Module):
     def initial(self, *rows: int) -> Latent:
         return Latent(*(jnp.zeros((*rows, size)) for size in self.sizes))
 
+    def task(self, latent: Latent) -> Latent:
+        """What policy and imagination use of a filtered latent: all of it."""
+        return latent
+
     def prior(self, belief) -> Normal:
         return normal(self.prior_out.exact(elu(self.prior_hidden(belief), self.inputs.dtype)))
 

@@ -163,6 +163,8 @@ class Trainer:
             self.log.metrics(self.step, self.config.seed + seed, values)
         shown = {"return": "{return:.0f}"} if "return" in values else {}
         if "kl" in values:
+            shown["KL"] = "{kl:.1f}"
+        if "beta" in values:
             shown |= {"KL": f"{{kl:.1f}} ({self.config.epsilon:g})", "beta": "{beta:.2g}"}
         self.terminal.show(self.step, **{name: text.format(**values) for name, text in shown.items()})
 

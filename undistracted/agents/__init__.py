@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from undistracted.agents.dreamer import Dreamer
 from undistracted.agents.latent import LatentAgent
 from undistracted.agents.repo import RePo
 
@@ -18,10 +19,31 @@ class Entry(NamedTuple):
     presets: dict[str, dict] = {}  # settings by preset where the method's differ from `presets.py`
 
 
+# Dreamer's published settings, which TIA and Denoised MDP took over.
+DREAMER = dict(
+    width=400,
+    reward_depth=2,
+    actor_std=5.0,
+    actor_min_std=1e-4,
+    free_nats_of_mean=True,
+    image_std=2.0,
+    model_lr=6e-4,
+    adam_eps=1e-7,
+    entropy_bonus=0.0,
+    discount_weights=True,
+    exploration=0.3,
+    prefill=2_500,
+)
+
 AGENTS = {
     "repo": Entry(
         "RePo: predict rewards and latents, squeeze out the rest by a KL bottleneck; no reconstruction",
         partial(LatentAgent, RePo),
+    ),
+    "dreamer": Entry(
+        "Dreamer: tell the whole picture and the reward from the latents",
+        partial(LatentAgent, Dreamer),
+        {"original": DREAMER},
     ),
 }
 

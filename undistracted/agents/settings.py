@@ -1,9 +1,27 @@
-"""What single methods let one set: `--dreamer.free-nats 1`. What several share is in `config.py`."""
+"""What single methods let one set: `--tia.adversary 10000`. What several share is in `config.py`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Dreamer:
-    free_nats: float = 3.0
-    """KL below which the model is not pushed, nats per step."""
+class TIA:
+    adversary: float = 20_000.0
+    """Weight of the adversary's failure to predict the reward from the distractor stream."""
+    alone: float = 1.5
+    """Weight of the picture that the distractor stream tells alone."""
+    inner_steps: int = 20
+    """Steps of the adversary before each step of the model."""
+
+
+@dataclass(frozen=True)
+class Denoised:
+    beta: float = 0.25
+    """Price of a nat of y, where one of x costs 1."""
+    y_belief: int | None = None
+    """Size of y's belief; that of --belief, which is x's, without it. With --y-state 0 there is no y."""
+    y_state: int | None = None
+    """Size of y's stochastic state; that of --state without it."""
+    linear: bool = False
+    """A linear layer behind the convolutions."""
+    relu: bool = False
+    """A ReLU behind the decoder's linear layer."""
