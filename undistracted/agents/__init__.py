@@ -8,9 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from undistracted.agents import settings
+from undistracted.agents.denoised_mdp import DenoisedMDP
 from undistracted.agents.dreamer import Dreamer
 from undistracted.agents.latent import LatentAgent
 from undistracted.agents.repo import RePo
+from undistracted.agents.tia import TIA
 
 
 class Entry(NamedTuple):
@@ -44,6 +47,22 @@ AGENTS = {
         "Dreamer: tell the whole picture and the reward from the latents",
         partial(LatentAgent, Dreamer),
         {"original": DREAMER},
+    ),
+    "tia": Entry(
+        "TIA: two streams tell the picture together, one of which must not know the reward",
+        partial(LatentAgent, TIA),
+        # The weights of its terms are published for pixels in [-0.5, 0.5].
+        dict.fromkeys(("paper", "small", "debug"), dict(image_std=2.0))
+        | {"original": DREAMER | dict(channels=(26, 52, 104, 208))},
+    ),
+    "denoised-mdp": Entry(
+        "Denoised MDP: latents in two slots, one that hears the actions and one that does not",
+        partial(LatentAgent, DenoisedMDP),
+        {
+            "original": DREAMER
+            | dict(belief=120, state=20, hidden=120, free_nats_of_mean=False)
+            | dict(denoised=settings.Denoised(linear=True, relu=True))
+        },
     ),
 }
 

@@ -10,12 +10,11 @@ p is the posterior, q_z the prior. Everything in the picture counts alike, a fil
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
-from undistracted.agents.model import WorldModel, free, make_decoder, make_encoder, make_reward, make_rssm
+from undistracted.agents.model import WorldModel, free, make_decoder, make_encoder, make_reward, make_rssm, reward_nll
 from undistracted.data import Batch
 from undistracted.decoder import Decoder, image_nll, to_picture
-from undistracted.dists import kl, unit_nll
+from undistracted.dists import kl
 from undistracted.encoder import Encoder
 from undistracted.nets import Scalar
 from undistracted.rssm import RSSM
@@ -43,7 +42,7 @@ class Dreamer(WorldModel):
         divergence = kl(posterior, prior)
         losses = {
             "image": image_nll(self.decoder(z.features), batch.obs, self.image_std),
-            "reward": jnp.where(batch.first, 0.0, unit_nll(self.reward(z.features), batch.reward)),
+            "reward": reward_nll(self.reward(z.features), batch),
             "kl": free(divergence, self.free_nats, self.of_mean),
         }
         metrics = {

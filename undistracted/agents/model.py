@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from undistracted.data import Batch
 from undistracted.decoder import Decoder, native_deconv, patch_deconv
+from undistracted.dists import unit_nll
 from undistracted.encoder import Encoder, native_conv, patch_conv
 from undistracted.nets import Scalar
 from undistracted.optim import adam
@@ -47,10 +48,13 @@ def make_encoder(config, key) -> Encoder:
 
 def make_rssm(config, action_size: int, encoding: int, key) -> RSSM:
     sizes = dict(belief=config.belief, state=config.state, hidden=config.hidden)
-    boundary = official_start if config.official_boundary else fresh_start
-    return RSSM(
-        action_size, encoding, **sizes, key=key, dtype=config.precision, unroll=config.unroll, boundary=boundary
-    )
+    options = dict(dtype=config.precision, unroll=config.unroll, boundary=boundary_of(config))
+    return RSSM(action_size, encoding, **sizes, key=key, **options)
+
+
+def boundary_of(config):
+    """What happens to belief and action where an episode starts."""
+    return official_start if config.official_boundary else fresh_start
 
 
 def make_decoder(config, features: int, encoding: int, key, **options) -> Decoder:
@@ -66,3 +70,8 @@ def make_reward(config, features: int, key) -> Scalar:
 def free(kl: Float[Array, "T B"], nats: float, of_mean: bool) -> Float[Array, "T B"]:
     """max(KL, nats): below them the model is not pushed; at each row, or where the mean of all rows is."""
     return jnp.maximum(jnp.broadcast_to(kl.mean(), kl.shape) if of_mean else kl, nats)
+
+
+def reward_nll(predicted, batch: Batch) -> Float[Array, "T B"]:
+    """Of a unit Gaussian; first rows have no reward."""
+    return jnp.where(batch.first, 0.0, unit_nll(predicted, batch.reward))

@@ -15,9 +15,8 @@ import optax
 from jax.lax import stop_gradient as sg
 from jaxtyping import Array, Float
 
-from undistracted.agents.model import WorldModel, make_encoder, make_reward, make_rssm
+from undistracted.agents.model import WorldModel, make_encoder, make_reward, make_rssm, reward_nll
 from undistracted.data import Batch
-from undistracted.dists import unit_nll
 from undistracted.encoder import Encoder
 from undistracted.nets import Scalar
 from undistracted.optim import adam
@@ -48,7 +47,7 @@ class RePo(WorldModel):
         kl = balanced_kl(posterior, prior, self.alpha)
         violation = kl - self.epsilon  # Eq. 4.3
         losses = {
-            "reward": jnp.where(batch.first, 0.0, unit_nll(self.reward(z.features), batch.reward)),  # Eq. 4.2
+            "reward": reward_nll(self.reward(z.features), batch),  # Eq. 4.2
             "bottleneck": jnp.exp(sg(self.log_beta)) * violation,
             "dual": -self.log_beta * sg(violation),  # log beta climbs while KL exceeds epsilon
         }
