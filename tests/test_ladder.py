@@ -22,7 +22,9 @@ IMAGINATION = Reading(
     lambda metrics: metrics["value"],
     lambda metrics: 2 * (metrics["reward_loss"] / ROWS - 0.5 * np.log(2 * np.pi)),
 )
-AGENTS = {"repo": IMAGINATION, "dreamer": IMAGINATION}
+AGENTS = dict.fromkeys(("repo", "dreamer", "tia"), IMAGINATION)
+# Its two reward heads share a constant as they like, and the critic values what x's pays.
+AGENTS["denoised-mdp"] = IMAGINATION._replace(value=lambda metrics: metrics["value"] / metrics["reward_x"])
 
 
 @pytest.fixture(scope="module", params=AGENTS)

@@ -57,14 +57,16 @@ class DenoisedMDP(WorldModel):
             "kl": free(kl_x, self.free_nats, self.of_mean),
             "kl_y": self.beta * kl_y,
         }
-        spread_x, spread_y = reward_x.var(), reward_y.var()
+        spread_x, spread_y = reward_x.var() + 1e-8, reward_y.var() + 1e-8
         metrics = {
             "kl": kl_x.mean(),
             "kl_y": kl_y.mean(),
             "posterior_std": posterior.std.mean(),
             "prior_std": prior.std.mean(),
-            "reward_x_share": spread_x / (spread_x + spread_y + 1e-8),
-            "reward_y_share": spread_y / (spread_x + spread_y + 1e-8),
+            "reward_x": reward_x.mean(),
+            "reward_y": reward_y.mean(),
+            "reward_x_share": spread_x / (spread_x + spread_y),
+            "reward_y_share": spread_y / (spread_x + spread_y),
         }
         return x, losses, metrics
 

@@ -3,6 +3,7 @@
 What is particular to a method is its world model (`model.py`).
 """
 
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -121,8 +122,8 @@ class LatentAgent:
         return dream(actor, critic, model, start, key, horizon=horizon, **returns)
 
     def pictures(self, policy: Policy, batch: Batch) -> dict:
-        """What the model makes of one sequence (T, 1), as films by name, uint8 (T, 64, 64, 3)."""
-        return policy.model.pictures(batch, jax.random.key(0))
+        """What the model makes of one sequence (T, 1), as films by name, uint8 (T, 64, 64, 3), in the model's order."""
+        return OrderedDict(policy.model.pictures(batch, jax.random.key(0)))
 
 
 def reduce_losses(losses: dict) -> tuple[Float[Array, ""], dict]:
