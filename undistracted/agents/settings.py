@@ -18,7 +18,7 @@ class Denoised:
     beta: float = 0.25
     """Price of a nat of y, where one of x costs 1."""
     y_belief: int | None = None
-    """Size of y's belief; that of --belief, which is x's, without it. With --y-state 0 there is no y."""
+    """Size of y's belief; that of --belief, which is x's, without it. A y-state of 0: no y at all."""
     y_state: int | None = None
     """Size of y's stochastic state; that of --state without it."""
     linear: bool = False
