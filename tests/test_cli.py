@@ -15,7 +15,7 @@ MISTAKES = {
     "no task": (["train"], "What to learn"),
     "agent": (["train", WALKER, "--agent", "repoo"], "did you mean 'repo'"),
     "flag": (["train", WALKER, "--setps", "10"], "--setps"),
-    "preset": (["train", WALKER, "--preset", "big"], "auto, paper, small, debug"),
+    "preset": (["train", WALKER, "--preset", "big"], "auto, paper, original, small, debug"),
     "value": (["train", WALKER, "--steps", "many"], "many"),
     "choice": (["train", WALKER, "--protocol", "mine"], "official"),
     "negative": (["train", WALKER, "--steps", "-1"], "--steps is -1"),

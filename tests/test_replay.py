@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undistracted.data import Batch
-from undistracted.replay import add, empty, extend, read, sample
+from undistracted.replay import add, empty, extend, read, sequences
 
 ADD, EXTEND, READ = jax.jit(add), jax.jit(extend), jax.jit(read)
-SAMPLE = jax.jit(sample, static_argnums=(2, 3))
+SAMPLE = jax.jit(sequences, static_argnums=(2, 3))
 
 
 def numbered(start: int, stop: int, envs: int) -> Batch:

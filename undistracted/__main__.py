@@ -47,9 +47,9 @@ def run_train(args: list[str]) -> None:
     from undistracted.config import Config
     from undistracted.presets import preset_config
 
-    # The preset decides the other defaults, which --help then shows.
-    preset = value_of(args, "--preset") or "auto"
-    config = parse(Config, args, "train", preset_config(tyro.MISSING, preset))
+    # Agent and preset decide the other defaults, which --help then shows.
+    agent, preset = value_of(args, "--agent") or "repo", value_of(args, "--preset") or "auto"
+    config = parse(Config, args, "train", preset_config(tyro.MISSING, preset, agent))
     from undistracted.checkpoint import newest
     from undistracted.training import train
 
@@ -88,7 +88,7 @@ def run_agents(args: list[str]) -> None:
     from undistracted.agents import AGENTS
 
     no_arguments("agents", args)
-    print("\n".join(f"{name:14s} {text}" for name, text in AGENTS.items()))
+    print("\n".join(f"{name:14s} {entry.about}" for name, entry in AGENTS.items()))
 
 
 def keep_compiled() -> None:

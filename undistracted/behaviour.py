@@ -1,5 +1,6 @@
 """Behaviour learning in imagination: lambda-returns, pathwise actor gradient, critic regression."""
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -14,12 +15,18 @@ from undistracted.rssm import Latent
 
 
 class Actor(eqx.Module):
-    """pi(a | z): a tanh-squashed Gaussian whose mean is softly kept within (-5, 5) before squashing."""
+    """pi(a | z): a tanh-squashed Gaussian whose mean is softly kept within (-5, 5) before squashing.
+
+    Its deviation is softplus(v) + min_std; where `std` is given, a network that puts out v = 0 has that softplus.
+    """
 
     mlp: MLP
+    shift: float = eqx.field(static=True)
+    min_std: float = eqx.field(static=True)
 
-    def __init__(self, inputs: int, action: int, *, hidden: int, key, dtype):
+    def __init__(self, inputs: int, action: int, *, hidden: int, key, dtype, std: float | None = None, min_std=0.1):
         self.mlp = MLP(inputs, hidden, 4, 2 * action, key, dtype)
+        self.shift, self.min_std = 0.0 if std is None else math.log(math.expm1(std)), min_std
 
     @property
     def action_size(self) -> int:
@@ -27,7 +34,7 @@ class Actor(eqx.Module):
 
     def __call__(self, features) -> Normal:
         mean, raw = jnp.split(self.mlp(features), 2, -1)
-        return Normal(5 * jnp.tanh(mean / 5), jax.nn.softplus(raw) + 0.1)
+        return Normal(5 * jnp.tanh(mean / 5), jax.nn.softplus(raw + self.shift) + self.min_std)
 
     def act(self, features, noise=None):
         """The mode tanh(mean), or a sample where standard normal noise is given."""
@@ -52,14 +59,17 @@ class Dream(NamedTuple):
     features: Float[Array, "H+1 n F"]
     noise: Float[Array, "H n A"]
     returns: Float[Array, "H-1 n"]
-    pull: Float[Array, "H n A"]  # gradient of the mean return with respect to each action
+    pull: Float[Array, "H n A"]  # gradient of the mean weighted return with respect to each action
+    weight: Float[Array, "H-1 1"]  # of each return
 
 
-def dream(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_) -> Dream:
+def dream(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_, discounted=False) -> Dream:
     """Roll the policy out in the model, and pull back the mean return, through values, rewards and dynamics, to the
-    actions. The policy sees detached latents, so all that is left for its parameters is one batched product."""
+    actions. The policy sees detached latents, so all that is left for its parameters is one batched product. Returns
+    weigh alike, or, discounted, by 1, gamma, gamma^2, ..."""
     state_key, action_key = jax.random.split(key)
     noise = jax.random.normal(action_key, (horizon, *start.state.shape[:-1], actor.action_size))
+    weight = (gamma if discounted else 1.0) ** jnp.arange(horizon - 1.0)[:, None]
 
     def mean_return(nudge):
         def policy(latent, row):
@@ -68,10 +78,10 @@ def dream(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_) 
 
         latent = model.rssm.imagine(start, policy, (noise, nudge), state_key)
         returns = lambda_return(model.reward(latent.features), critic(latent.features), gamma, lambda_)
-        return returns.mean(), (latent.features, returns)
+        return (weight * returns).mean(), (latent.features, returns)
 
     pull, (features, returns) = jax.grad(mean_return, has_aux=True)(jnp.zeros_like(noise))
-    return Dream(jnp.concatenate([start.features[None], features]), noise, returns, pull)
+    return Dream(jnp.concatenate([start.features[None], features]), noise, returns, pull, weight)
 
 
 def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float):
@@ -79,10 +89,10 @@ def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float):
     action, log_prob = squash(actor(dream.features[:-1]), dream.noise)
     value = critic(dream.features[1:-1])
     losses = {
-        # Value: the mean return. Gradient: each action is moved along its pull.
-        "actor": -dream.returns.mean() - (dream.pull * (action - sg(action))).sum(),
+        # Value: the mean weighted return. Gradient: each action is moved along its pull.
+        "actor": -(dream.weight * dream.returns).mean() - (dream.pull * (action - sg(action))).sum(),
         "entropy": entropy_bonus * log_prob,
-        "critic": unit_nll(value, dream.returns),
+        "critic": dream.weight * unit_nll(value, dream.returns),
     }
     metrics = {"imagined_return": dream.returns.mean(), "value": value.mean(), "policy_entropy": -log_prob.mean()}
     return losses, metrics

@@ -30,7 +30,7 @@ class BenchConfig:
     """The method to measure."""
     task: str = "distracted/walker-walk"
     """The task to measure on."""
-    preset: Literal["auto", "paper", "small", "debug"] = "auto"
+    preset: Literal["auto", "paper", "original", "small", "debug"] = "auto"
     """Sizes to measure at."""
     updates: int = 50
     """Updates to time, after those that compile."""
@@ -44,7 +44,7 @@ def bench(options: BenchConfig) -> dict:
     """The rates as a dictionary; times in milliseconds, rates in agent steps per second."""
 
     def config(**changes) -> Config:
-        return complete(preset_config(options.task, options.preset, agent=options.agent, **changes))
+        return complete(preset_config(options.task, options.preset, options.agent, **changes))
 
     machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
     say(f"{options.agent} at preset {config().preset} on {machine}")

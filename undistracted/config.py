@@ -5,12 +5,13 @@ A run's `config.json` is this dataclass, complete: rerunning from it gives the s
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
+from undistracted.agents import settings
 from undistracted.errors import UserError
 
 
@@ -22,8 +23,9 @@ class Config:
     """What to learn, e.g. distracted/walker-walk; `undistracted tasks` lists them."""
     agent: str = "repo"
     """The method; `undistracted agents` lists them."""
-    preset: Literal["auto", "paper", "small", "debug"] = "auto"
-    """Sizes and schedule: the paper's, small (minutes on 2 CPU cores), debug (seconds); auto = paper on a GPU."""
+    preset: Literal["auto", "paper", "original", "small", "debug"] = "auto"
+    """Sizes and schedule: the paper's comparison, the method's original ones, small (minutes on 2 CPU cores), debug
+    (seconds); auto = paper on a GPU."""
     steps: int = 500_000
     """Agent steps to train for, after the prefill."""
     seed: int = 0
@@ -75,11 +77,17 @@ class Config:
     state: int = 30
     """Size of the stochastic state, Z."""
     hidden: int = 200
-    """Width of every MLP layer."""
+    """Width of the RSSM's layers and of every MLP."""
+    width: int | None = None
+    """Width of reward, actor and critic; that of --hidden without it."""
+    reward_depth: int = 3
+    """Hidden layers of the reward head."""
     model_lr: float = 3e-4
     """Adam's rate for encoder, RSSM and reward."""
     clip: float = 100.0
     """Clip of the global gradient norm of model, actor and critic, each."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon, of all optimisers."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     """Of matrix products; parameters and losses are float32. auto = bfloat16 on a GPU."""
     native_conv: bool | None = None
@@ -99,6 +107,14 @@ class Config:
     official_boundary: bool = False
     """Episode starts as in the released code: belief and last action flow on from the old episode."""
 
+    # Reconstruction
+    free_nats: float = 3.0
+    """KL below which the model is not pushed, nats per step."""
+    free_nats_of_mean: bool = False
+    """Compare the mean KL of the batch with the free nats, instead of each row's."""
+    image_std: float = 1.0
+    """Deviation of the decoder's Gaussian over pixels in [-1, 1]; 2 = unit deviation over [-0.5, 0.5]."""
+
     # Behaviour
     horizon: int = 15
     """Imagined latents."""
@@ -112,6 +128,14 @@ class Config:
     """Lambda of the lambda-returns."""
     entropy_bonus: float = 3e-4
     """Weight of the policy's entropy."""
+    discount_weights: bool = False
+    """Weigh imagined returns by 1, gamma, gamma^2, ..., in the losses of actor and critic."""
+    exploration: float = 0.0
+    """Deviation of the noise that is added to actions while collecting."""
+    actor_std: float | None = None
+    """The policy's deviation where its network puts out zero, before the least one is added; log 2 without it."""
+    actor_min_std: float = 0.1
+    """Least deviation of the policy."""
     actor_lr: float = 8e-5
     """Adam's rate for the actor."""
     critic_lr: float = 8e-5
@@ -131,6 +155,10 @@ class Config:
     save_replay: bool = True
     """Keep the replay with the checkpoints: needed to resume and to adapt (6 GB for a paper run)."""
 
+    # Of single methods
+    tia: settings.TIA = settings.TIA()
+    denoised: settings.Denoised = settings.Denoised()
+
     @property
     def run_dir(self) -> Path:
         return Path(self.run or f"runs/{self.task.split('/')[-1]}-{self.agent}-s{self.seed}")
@@ -141,13 +169,18 @@ class Config:
         return {"split": split, "seed": self.seed + seed} | {name: getattr(self, name) for name in names}
 
     def save(self, path: Path) -> None:
-        settings = dataclasses.asdict(self) | {"resume": False}
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+        saved = dataclasses.asdict(self) | {"resume": False}
+        path.write_text(json.dumps(saved, indent=2) + "\n")
 
     @staticmethod
     def load_run(run: Path) -> "Config":
         path = run / "config.json"
         if not path.exists():
             raise UserError(f"{run} is not a run directory: it holds no config.json")
-        settings = json.loads(path.read_text())
-        return Config(**settings | {"channels": tuple(settings["channels"])})
+        saved = json.loads(path.read_text())
+        own = {
+            f.name: type(f.default)(**saved.get(f.name, {}))
+            for f in dataclasses.fields(Config)
+            if is_dataclass(f.default)
+        }
+        return Config(**saved | own | {"channels": tuple(saved["channels"])})

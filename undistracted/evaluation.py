@@ -20,6 +20,7 @@ from undistracted.film import write_film
 from undistracted.rollout import Environments
 
 SPLITS = "train", "test", "clean"
+SHOWN = 100  # rows of an episode that the model's pictures are made of
 
 
 class Result(NamedTuple):
@@ -44,6 +45,7 @@ class Evaluation:
 
     `start` copies the policy; then `act`, `send` and `receive` take one step of every environment. Once all episodes
     are complete, `receive` returns the results, and `frames` holds a film of the first episode on each split.
+    `pictures` then shows what the first seed's model makes of one of these, of unseen backgrounds where there are any.
     """
 
     def __init__(self, config: Config, learner, splits=None):
@@ -54,6 +56,8 @@ class Evaluation:
         each = [(seed, split) for seed in range(config.seeds) for split in self.splits for _ in range(self.per_split)]
         self.envs = Environments([config.env(split, seed) for seed, split in each], config.processes)
         self.running = False
+        self.shown = self.splits.index("test") if "test" in self.splits else 0
+        self._pictures = jax.jit(getattr(learner.agent, "pictures", lambda policy, batch: {}))
 
     def start(self, step: int) -> None:
         c = self.config
@@ -63,6 +67,7 @@ class Evaluation:
         seeds = [[c.seed + s, step, i] for s in range(c.seeds) for i in range(self.per_seed)]
         self.row = self.envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in seeds])
         self.frames = {split: [] for split in self.splits}
+        self.rows = []  # of the episode whose pictures are shown
         self.played = np.zeros(self.envs.count, int)  # episodes that each environment has completed
 
     def act(self) -> None:
@@ -97,6 +102,13 @@ class Evaluation:
             progress(len(self.results))
         return results
 
+    def pictures(self) -> dict[str, np.ndarray]:
+        """Films (T, 64, 64, 3) by name, of agents that have them; padded rows keep the call at one shape."""
+        rows = [*self.rows, *[self.rows[-1]] * (SHOWN - len(self.rows))]
+        batch = jax.tree.map(lambda *x: np.stack(x)[:, None], *rows)
+        films = self._pictures(jax.tree.map(lambda x: x[0], self.policy), batch)
+        return {name: np.asarray(film)[: len(self.rows)] for name, film in films.items()}
+
     def close(self) -> None:
         self.envs.close()
 
@@ -107,6 +119,8 @@ class Evaluation:
         for i, split in enumerate(self.splits):
             if self.played[i * self.per_split] == 0:
                 self.frames[split].append(self.row.obs[i * self.per_split].copy())
+                if i == self.shown and len(self.rows) < SHOWN:
+                    self.rows.append(jax.tree.map(lambda x, env=i * self.per_split: x[env].copy(), self.row))
 
 
 def summarise(results: list[Result]) -> dict[str, dict]:

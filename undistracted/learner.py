@@ -44,14 +44,14 @@ class Learner:
         self.totals = None
 
     def _compile(self):
-        c, agent, seeds, home = self.config, self.agent, self.seeds, self.home
+        agent, seeds, home = self.agent, self.seeds, self.home
 
         def act_one(policy, carry, obs, first, key, count, explore):
             return agent.act(policy, carry, obs, first, jax.random.fold_in(key, count) if explore else None)
 
         def sample_one(replay, key, count):
             key = jax.random.fold_in(jax.random.fold_in(key, count), 1)
-            return ring.sample(replay, key, c.length, c.batch)
+            return agent.sample(replay, key)
 
         def update_one(state, batch, key, count):
             return agent.update(state, batch, jax.random.fold_in(key, count))

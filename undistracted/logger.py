@@ -40,6 +40,11 @@ class RunLog:
             self._scalars(results[0].step, {f"seed{seed}/eval/{split}": s["return"] for split, s in summary.items()})
         self.events.flush()
 
+    def picture(self, step: int, name: str, png: bytes, shape: tuple[int, ...]) -> None:
+        image = Summary.Image(encoded_image_string=png, height=shape[0], width=shape[1], colorspace=3)
+        summary = Summary(value=[Summary.Value(tag=name, image=image)])
+        self.events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
     def close(self) -> None:
         for sink in (self.metrics_file, self.eval_file, self.events):
             sink.close()

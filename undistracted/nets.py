@@ -16,7 +16,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 def uniform_init(key, shape, fan_in):
     """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for weights and biases alike."""
-    bound = fan_in**-0.5
+    bound = max(fan_in, 1) ** -0.5
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 

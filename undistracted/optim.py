@@ -4,10 +4,10 @@ import equinox as eqx
 import optax
 
 
-def adam(rate: float, clip: float | None = None) -> optax.GradientTransformation:
+def adam(rate: float, clip: float | None = None, eps: float = 1e-8) -> optax.GradientTransformation:
     """Adam, behind a clip of the global gradient norm where one is given."""
     steps = [] if clip is None else [optax.clip_by_global_norm(clip)]
-    return optax.chain(*steps, optax.adam(rate))
+    return optax.chain(*steps, optax.adam(rate, eps=eps))
 
 
 def apply(optimiser: optax.GradientTransformation, gradients, state, module):

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 
-from undistracted.agents import AGENTS
+from undistracted.agents import AGENTS, Entry
 from undistracted.config import Config
 from undistracted.envs import check_task, domain
 from undistracted.errors import UserError
@@ -18,6 +18,7 @@ BOTTLENECK = {
 
 PRESETS: dict[str, dict] = {
     "paper": {},
+    "original": {},  # each method's own published settings, where they are not the paper's
     "small": dict(
         steps=48_000,
         envs=2,
@@ -68,9 +69,19 @@ PRESETS: dict[str, dict] = {
 }
 
 
-def preset_config(task: str, preset: str = "auto", **overrides) -> Config:
+def preset_config(task: str, preset: str = "auto", agent: str = "repo", **overrides) -> Config:
     """The settings of a preset, with overrides: `preset_config("distracted/walker-walk", "small", steps=1000)`."""
-    return dataclasses.replace(Config(task, preset=preset), **PRESETS[resolve_preset(preset)] | overrides)
+    name = resolve_preset(preset)
+    settings = PRESETS[name] | agent_entry(agent).presets.get(name, {}) | overrides
+    return dataclasses.replace(Config(task, agent=agent, preset=preset), **settings)
+
+
+def agent_entry(agent: str) -> Entry:
+    if agent not in AGENTS:
+        close = difflib.get_close_matches(agent, AGENTS, 1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise UserError(f"unknown agent '{agent}'; {hint}(`undistracted agents` lists them all)")
+    return AGENTS[agent]
 
 
 def resolve_preset(preset: str) -> str:
@@ -88,10 +99,7 @@ def on_gpu() -> bool:
 def complete(config: Config) -> Config:
     """Check the settings and fill in those that depend on task or machine."""
     check_task(config.task)
-    if config.agent not in AGENTS:
-        close = difflib.get_close_matches(config.agent, AGENTS, 1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise UserError(f"unknown agent '{config.agent}'; {hint}(`undistracted agents` lists them all)")
+    agent_entry(config.agent)
     for name in ("steps", "prefill", "updates_per_step"):
         if getattr(config, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(config, name)}; it must not be negative")

@@ -36,7 +36,7 @@ def add(replay: Replay, row: Batch) -> Replay:
     return Replay(jax.tree.map(write, replay.rows, row), replay.written + 1)
 
 
-def sample(replay: Replay, key, length: int, batch: int) -> Batch:
+def sequences(replay: Replay, key, length: int, batch: int) -> Batch:
     """`batch` sequences (T, B, ...), uniform over environments and starts; none straddles the ring's seam."""
     start_key, env_key = jax.random.split(key)
     capacity, envs = replay.rows.reward.shape

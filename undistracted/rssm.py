@@ -45,36 +45,66 @@ def balanced_kl(posterior: Normal, prior: Normal, alpha: float) -> Float[Array, 
     return alpha * kl(sg(posterior), prior) + (1 - alpha) * kl(posterior, sg(prior))
 
 
-class RSSM(eqx.Module):
+class Transition(eqx.Module):
+    """The prior q(z' | z, a), and what is imagined with it."""
+
     inputs: Linear  # state, action -> GRU input
     gru: GRU
     prior_hidden: Linear
     prior_out: Linear
-    posterior_hidden: Linear  # belief, encoding -> hidden
-    posterior_out: Linear
-    boundary: Callable = eqx.field(static=True)
     unroll: int = eqx.field(static=True)
 
-    def __init__(self, action, encoding, *, belief, state, hidden, key, dtype, unroll=1, boundary=fresh_start):
-        k = jax.random.split(key, 6)
+    def __init__(self, action: int, *, belief, state, hidden, key, dtype, unroll=1):
+        k = jax.random.split(key, 6)  # the last two are for the posterior
         self.inputs = Linear(state + action, hidden, k[0], dtype)
         self.gru = GRU(hidden, belief, k[1], dtype)
         self.prior_hidden = Linear(belief, hidden, k[2], dtype)
         self.prior_out = Linear(hidden, 2 * state, k[3], dtype)
-        self.posterior_hidden = Linear(belief + encoding, hidden, k[4], dtype)
-        self.posterior_out = Linear(hidden, 2 * state, k[5], dtype)
-        self.boundary, self.unroll = boundary, unroll
+        self.unroll = unroll
 
     @property
     def sizes(self) -> tuple[int, int]:
         """(D, Z)"""
         return self.gru.hidden.weight.shape[0], self.prior_out.bias.shape[0] // 2
 
+    def prior(self, belief) -> Normal:
+        return normal(self.prior_out.exact(elu(self.prior_hidden(belief), self.inputs.dtype)))
+
+    def imagine(self, start: Latent, policy, rows, key) -> Latent:
+        """Roll the prior out for H steps, acting by `policy(latent, row)` on H rows: the H latents after `start`."""
+        horizon = jax.tree.leaves(rows)[0].shape[0]
+        noise, gru = jax.random.normal(key, (horizon, *start.state.shape)), self.gru.merged()
+
+        def step(latent, row):
+            noise, row = row
+            inputs = elu(self.inputs(jnp.concatenate([latent.state, policy(latent, row)], -1)), self.inputs.dtype)
+            belief = self.gru(inputs, latent.belief, gru)
+            prior = self.prior(belief)
+            latent = Latent(belief, prior.mean + prior.std * noise)
+            return latent, latent
+
+        return jax.lax.scan(step, start, (noise, rows), unroll=self.unroll)[1]
+
+
+class RSSM(Transition):
+    posterior_hidden: Linear  # belief, encoding -> hidden
+    posterior_out: Linear
+    boundary: Callable = eqx.field(static=True)
+
+    def __init__(self, action, encoding, *, belief, state, hidden, key, dtype, unroll=1, boundary=fresh_start):
+        sizes = dict(belief=belief, state=state, hidden=hidden)
+        super().__init__(action, **sizes, key=key, dtype=dtype, unroll=unroll)
+        k = jax.random.split(key, 6)
+        self.posterior_hidden = Linear(belief + encoding, hidden, k[4], dtype)
+        self.posterior_out = Linear(hidden, 2 * state, k[5], dtype)
+        self.boundary = boundary
+
     def initial(self, *rows: int) -> Latent:
         return Latent(*(jnp.zeros((*rows, size)) for size in self.sizes))
 
-    def prior(self, belief) -> Normal:
-        return normal(self.prior_out.exact(elu(self.prior_hidden(belief), self.inputs.dtype)))
+    def task(self, latent: Latent) -> Latent:
+        """What policy and imagination use of a filtered latent: all of it."""
+        return latent
 
     def products(self, action, x) -> tuple[dict, dict]:
         """Weights of the products that filtering takes step by step, and what is added to them: biases, and the
@@ -93,46 +123,41 @@ class RSSM(eqx.Module):
 
     def step(self, latent: Latent, action, x, first: Bool[Array, "*n"], noise=None) -> Latent:
         """Filter one row, for acting; the state is the posterior's mean unless standard normal noise is given."""
-        latent, action = where_rows(first, jax.tree.map(jnp.zeros_like, (latent, action)), (latent, action))
-        weights, offsets = self.products(action, x)
-
-        def linear(name, x):
-            return exact_product(x, weights[name], self.inputs.dtype) + offsets[name]
-
-        belief, posterior = posterior_cell(linear, latent)
-        return Latent(belief, posterior.mean if noise is None else posterior.mean + posterior.std * noise)
+        return filter_row(self.products, self.inputs.dtype, latent, action, x, first, noise)
 
     def observe(self, x, action, first: Bool[Array, "T B"], key) -> tuple[Latent, Normal, Normal]:
         """Filter sequences from a zero latent: sampled latents, posteriors and priors, each (T, B, ...)."""
-        action, forget = self.boundary(action, first)
-        noise = jax.random.normal(key, (*first.shape, self.sizes[1]))
-        keep = Latent(*(1.0 - mask[..., None].astype(jnp.float32) for mask in (forget, first)))
-
-        def cell(linear, latent, row):
-            keep, noise = row
-            belief, posterior = posterior_cell(linear, jax.tree.map(jnp.multiply, latent, keep))
-            latent = Latent(belief, posterior.mean + posterior.std * noise)
-            return latent, (latent, posterior)
-
         start = self.initial(first.shape[1])
+        action, forget = self.boundary(action, first)
         weights, offsets = self.products(action, x)
-        latent, posterior = hoisted_scan(cell, self.unroll, self.inputs.dtype, weights, offsets, start, (keep, noise))
+        latent, posterior = filter_rows(self.unroll, self.inputs.dtype, weights, offsets, start, first, forget, key)
         return latent, posterior, self.prior(latent.belief)
 
-    def imagine(self, start: Latent, policy, rows, key) -> Latent:
-        """Roll the prior out for H steps, acting by `policy(latent, row)` on H rows: the H latents after `start`."""
-        horizon = jax.tree.leaves(rows)[0].shape[0]
-        noise, gru = jax.random.normal(key, (horizon, *start.state.shape)), self.gru.merged()
 
-        def step(latent, row):
-            noise, row = row
-            inputs = elu(self.inputs(jnp.concatenate([latent.state, policy(latent, row)], -1)), self.inputs.dtype)
-            belief = self.gru(inputs, latent.belief, gru)
-            prior = self.prior(belief)
-            latent = Latent(belief, prior.mean + prior.std * noise)
-            return latent, latent
+def filter_row(products, dtype: str, latent: Latent, action, x, first, noise=None) -> Latent:
+    """The latent after one row, for `products(action, x)` as `RSSM` has them."""
+    latent, action = where_rows(first, jax.tree.map(jnp.zeros_like, (latent, action)), (latent, action))
+    weights, offsets = products(action, x)
 
-        return jax.lax.scan(step, start, (noise, rows), unroll=self.unroll)[1]
+    def linear(name, x):
+        return exact_product(x, weights[name], dtype) + offsets[name]
+
+    belief, posterior = posterior_cell(linear, latent)
+    return Latent(belief, posterior.mean if noise is None else posterior.mean + posterior.std * noise)
+
+
+def filter_rows(unroll, dtype: str, weights, offsets, start: Latent, first, forget, key) -> tuple[Latent, Normal]:
+    """Latents and posteriors of sequences; the state is forgotten at first rows, the belief where `forget` says."""
+    noise = jax.random.normal(key, (*first.shape, start.state.shape[-1]))
+    keep = Latent(*(1.0 - mask[..., None].astype(jnp.float32) for mask in (forget, first)))
+
+    def cell(linear, latent, row):
+        keep, noise = row
+        belief, posterior = posterior_cell(linear, jax.tree.map(jnp.multiply, latent, keep))
+        latent = Latent(belief, posterior.mean + posterior.std * noise)
+        return latent, (latent, posterior)
+
+    return hoisted_scan(cell, unroll, dtype, weights, offsets, start, (keep, noise))
 
 
 def posterior_cell(linear, latent: Latent) -> tuple[Array, Normal]:

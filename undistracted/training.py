@@ -21,7 +21,7 @@ from undistracted.config import Config
 from undistracted.envs import clips_of
 from undistracted.errors import UserError
 from undistracted.evaluation import Evaluation, splits_of, summarise
-from undistracted.film import FilmWriter
+from undistracted.film import FilmWriter, png, sheet
 from undistracted.interrupt import asked_to_stop
 from undistracted.learner import Learner
 from undistracted.logger import RunLog, Terminal, drop_later, result_table
@@ -148,12 +148,22 @@ class Trainer:
         self.results = results
         self.log.evaluation(results)
         self.films.write(self.path / "videos" / f"{results[0].step:09d}.mp4", self.evaluation.frames)
+        self._show_model(results[0].step)
         summary = summarise(results)
         unseen = summary.get("test", summary["clean"])["return"]
         self.terminal.show(self.step, unseen=f"{unseen:.0f}")
         if not self.terminal.console.is_terminal:
             text = "  ".join(f"{split} {s['return']:.1f}" for split, s in summary.items())
             self.terminal.say(f"{results[0].step:>9,} steps  {self.elapsed:6.0f} s  return: {text}")
+
+    def _show_model(self, step: int) -> None:
+        """Write what the model makes of an episode: a film, and a sheet of some of its moments."""
+        films = self.evaluation.pictures()
+        if films:
+            file, picture = self.path / "videos" / f"{step:09d}-model.mp4", sheet(films)
+            self.films.write(file, {name: list(film) for name, film in films.items()})
+            self.films.write(file.with_suffix(".png"), picture)
+            self.log.picture(step, "model", png(picture), picture.shape)
 
     def _log(self) -> None:
         for seed, metrics in enumerate(self.learner.metrics()):
@@ -163,6 +173,8 @@ class Trainer:
             self.log.metrics(self.step, self.config.seed + seed, values)
         shown = {"return": "{return:.0f}"} if "return" in values else {}
         if "kl" in values:
+            shown["KL"] = "{kl:.1f}"
+        if "beta" in values:
             shown |= {"KL": f"{{kl:.1f}} ({self.config.epsilon:g})", "beta": "{beta:.2g}"}
         self.terminal.show(self.step, **{name: text.format(**values) for name, text in shown.items()})
 

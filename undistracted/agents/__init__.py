@@ -1,11 +1,71 @@
-"""The agents by name: the only place where a method's name is looked up."""
+"""The agents by name: the only place where a method's name is looked up.
 
+An agent is what `LatentAgent` shows: `init(key)` makes a state that has a `policy`; `initial_carry` and `act` are the
+policy's; `sample(replay, key)` draws what one `update(state, batch, key)` learns from. All are pure, and for one seed.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from undistracted.agents import settings
+from undistracted.agents.denoised_mdp import DenoisedMDP
+from undistracted.agents.dreamer import Dreamer
 from undistracted.agents.latent import LatentAgent
 from undistracted.agents.repo import RePo
-
-WORLD_MODELS = {"repo": RePo}
-AGENTS = {"repo": "RePo: predict rewards and latents, squeeze out the rest by a KL bottleneck; no reconstruction"}
+from undistracted.agents.tia import TIA
 
 
-def make_agent(config, action_size: int) -> LatentAgent:
-    return LatentAgent(WORLD_MODELS[config.agent], config, action_size)
+class Entry(NamedTuple):
+    about: str
+    make: Callable  # (config, action size) -> agent
+    presets: dict[str, dict] = {}  # settings by preset where the method's differ from `presets.py`
+
+
+# Dreamer's published settings, which TIA and Denoised MDP took over.
+DREAMER = dict(
+    width=400,
+    reward_depth=2,
+    actor_std=5.0,
+    actor_min_std=1e-4,
+    free_nats_of_mean=True,
+    image_std=2.0,
+    model_lr=6e-4,
+    adam_eps=1e-7,
+    entropy_bonus=0.0,
+    discount_weights=True,
+    exploration=0.3,
+    prefill=2_500,
+)
+
+AGENTS = {
+    "repo": Entry(
+        "RePo: predict rewards and latents, squeeze out the rest by a KL bottleneck; no reconstruction",
+        partial(LatentAgent, RePo),
+    ),
+    "dreamer": Entry(
+        "Dreamer: tell the whole picture and the reward from the latents",
+        partial(LatentAgent, Dreamer),
+        {"original": DREAMER},
+    ),
+    "tia": Entry(
+        "TIA: two streams tell the picture together, one of which must not know the reward",
+        partial(LatentAgent, TIA),
+        # The weights of its terms are published for pixels in [-0.5, 0.5].
+        dict.fromkeys(("paper", "small", "debug"), dict(image_std=2.0))
+        | {"original": DREAMER | dict(channels=(26, 52, 104, 208))},
+    ),
+    "denoised-mdp": Entry(
+        "Denoised MDP: latents in two slots, one that hears the actions and one that does not",
+        partial(LatentAgent, DenoisedMDP),
+        {
+            "original": DREAMER
+            | dict(belief=120, state=20, hidden=120, free_nats_of_mean=False)
+            | dict(denoised=settings.Denoised(linear=True, relu=True))
+        },
+    ),
+}
+
+
+def make_agent(config, action_size: int):
+    return AGENTS[config.agent].make(config, action_size)

@@ -1,8 +1,9 @@
 """An agent that learns its behaviour in the imagination of a world model, and acts by filtering with it.
 
-The world model is a module (here RePo) with an `encoder`, an `rssm`, a `reward` head and `losses(batch, key)`.
+What is particular to a method is its world model (`model.py`).
 """
 
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,6 +16,7 @@ from undistracted.behaviour import Actor, behaviour_losses, dream
 from undistracted.data import Batch, flatten_rows
 from undistracted.nets import Scalar
 from undistracted.optim import adam, apply
+from undistracted.replay import Replay, sequences
 from undistracted.rssm import Latent
 
 
@@ -45,16 +47,17 @@ class LatentAgent:
         self.world_model, self.config, self.action_size = world_model, config, action_size
         self.optimisers = {
             "model": world_model.optimiser(config),
-            "actor": adam(config.actor_lr, config.clip),
-            "critic": adam(config.critic_lr, config.clip),
+            "actor": adam(config.actor_lr, config.clip, config.adam_eps),
+            "critic": adam(config.critic_lr, config.clip, config.adam_eps),
         }
 
     def init(self, key) -> State:
         c, k = self.config, jax.random.split(key, 3)
-        features = c.belief + c.state
+        features, width = c.belief + c.state, c.width or c.hidden
         model = self.world_model(c, self.action_size, k[0])
-        actor = Actor(features, self.action_size, hidden=c.hidden, key=k[1], dtype=c.precision)
-        critic = Scalar(features, c.hidden, 3, k[2], c.precision)
+        stds = dict(std=c.actor_std, min_std=c.actor_min_std)
+        actor = Actor(features, self.action_size, hidden=width, key=k[1], dtype=c.precision, **stds)
+        critic = Scalar(features, width, 3, k[2], c.precision)
         modules = {"model": model, "actor": actor, "critic": critic}
         moments = {name: optimiser.init(modules[name]) for name, optimiser in self.optimisers.items()}
         return State(Policy(model, actor), critic, moments)
@@ -63,7 +66,8 @@ class LatentAgent:
         return Carry(policy.model.rssm.initial(n), jnp.zeros((n, self.action_size)))
 
     def act(self, policy: Policy, carry: Carry, obs, first, key=None) -> tuple[Float[Array, "n A"], Carry]:
-        """Filter n observations and act on them: by the means of posterior and policy, or, given a key, by samples."""
+        """Filter n observations and act on them: by the means of posterior and policy, or, given a key, by samples
+        with the exploration's noise."""
         latent_noise = action_noise = None
         if key is not None:
             latent_key, action_key = jax.random.split(key)
@@ -71,13 +75,20 @@ class LatentAgent:
             action_noise = jax.random.normal(action_key, carry.action.shape)
         x = policy.model.encoder(obs)
         latent = policy.model.rssm.step(carry.latent, carry.action, x, first, latent_noise)
-        action = policy.actor.act(latent.features, action_noise)
+        action = policy.actor.act(policy.model.rssm.task(latent).features, action_noise)
+        if key is not None and self.config.exploration:
+            noise = jax.random.normal(jax.random.fold_in(action_key, 1), action.shape)
+            action = jnp.clip(action + self.config.exploration * noise, -1, 1)
         return action, Carry(latent, action)
+
+    def sample(self, replay: Replay, key) -> Batch:
+        return sequences(replay, key, self.config.length, self.config.batch)
 
     def update(self, state: State, batch: Batch, key) -> tuple[State, dict]:
         """One gradient step: world model, then actor and critic in the imagination of the new model."""
         (model, actor), critic = state.policy, state.critic
         model_key, behaviour_key = jax.random.split(key)
+        model, model_moments = model.prepare(state.moments["model"], batch, model_key)
 
         def model_loss(model):
             z, losses, metrics = model.losses(batch, model_key)
@@ -85,7 +96,7 @@ class LatentAgent:
 
         grads, means, (z, watched) = gradient(model_loss, model)
         moments = {}
-        model, moments["model"] = apply(self.optimisers["model"], grads, state.moments["model"], model)
+        model, moments["model"] = apply(self.optimisers["model"], grads, model_moments, model)
         metrics = means | watched | {"model_gradient": optax.tree.norm((grads.encoder, grads.rssm, grads.reward))}
 
         start = jax.tree.map(lambda x: x[:: self.config.start_every], z)
@@ -107,7 +118,12 @@ class LatentAgent:
     def dream(self, actor, critic, model, start: Latent, key):
         c = self.config
         horizon = c.horizon - c.official_horizon  # the released code imagines one latent less
-        return dream(actor, critic, model, start, key, horizon=horizon, gamma=c.gamma, lambda_=c.return_lambda)
+        returns = dict(gamma=c.gamma, lambda_=c.return_lambda, discounted=c.discount_weights)
+        return dream(actor, critic, model, start, key, horizon=horizon, **returns)
+
+    def pictures(self, policy: Policy, batch: Batch) -> dict:
+        """What the model makes of one sequence (T, 1), as films by name, uint8 (T, 64, 64, 3), in the model's order."""
+        return OrderedDict(policy.model.pictures(batch, jax.random.key(0)))
 
 
 def reduce_losses(losses: dict) -> tuple[Float[Array, ""], dict]:

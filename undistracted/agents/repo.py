@@ -15,15 +15,15 @@ import optax
 from jax.lax import stop_gradient as sg
 from jaxtyping import Array, Float
 
+from undistracted.agents.model import WorldModel, make_encoder, make_reward, make_rssm, reward_nll
 from undistracted.data import Batch
-from undistracted.dists import unit_nll
-from undistracted.encoder import Encoder, native_conv, patch_conv
+from undistracted.encoder import Encoder
 from undistracted.nets import Scalar
 from undistracted.optim import adam
-from undistracted.rssm import RSSM, balanced_kl, fresh_start, official_start
+from undistracted.rssm import RSSM, balanced_kl
 
 
-class RePo(eqx.Module):
+class RePo(WorldModel):
     encoder: Encoder  # h      o_t -> x_t
     rssm: RSSM  # p, q_z   posterior and prior over z_t
     reward: Scalar  # q_r    z_t -> r_t
@@ -33,21 +33,9 @@ class RePo(eqx.Module):
 
     def __init__(self, config, action_size: int, key):
         k = jax.random.split(key, 3)
-        dtype = config.precision
-        conv = native_conv if config.native_conv else patch_conv
-        self.encoder = Encoder(config.channels, k[0], dtype, config.shrink, conv)
-        self.rssm = RSSM(
-            action_size,
-            self.encoder.size,
-            belief=config.belief,
-            state=config.state,
-            hidden=config.hidden,
-            key=k[1],
-            dtype=dtype,
-            unroll=config.unroll,
-            boundary=official_start if config.official_boundary else fresh_start,
-        )
-        self.reward = Scalar(config.belief + config.state, config.hidden, 3, k[2], dtype)
+        self.encoder = make_encoder(config, k[0])
+        self.rssm = make_rssm(config, action_size, self.encoder.size, k[1])
+        self.reward = make_reward(config, config.belief + config.state, k[2])
         self.log_beta = jnp.log(jnp.float32(config.beta0))
         self.epsilon = config.epsilon
         self.alpha = config.r / (config.r + 1)
@@ -59,7 +47,7 @@ class RePo(eqx.Module):
         kl = balanced_kl(posterior, prior, self.alpha)
         violation = kl - self.epsilon  # Eq. 4.3
         losses = {
-            "reward": jnp.where(batch.first, 0.0, unit_nll(self.reward(z.features), batch.reward)),  # Eq. 4.2
+            "reward": reward_nll(self.reward(z.features), batch),  # Eq. 4.2
             "bottleneck": jnp.exp(sg(self.log_beta)) * violation,
             "dual": -self.log_beta * sg(violation),  # log beta climbs while KL exceeds epsilon
         }
@@ -78,4 +66,5 @@ class RePo(eqx.Module):
         def label(model):
             return eqx.tree_at(lambda m: m.log_beta, jax.tree.map(lambda _: "model", model), "dual")
 
-        return optax.partition({"model": adam(config.model_lr, config.clip), "dual": adam(config.beta_lr)}, label)
+        model = adam(config.model_lr, config.clip, config.adam_eps)
+        return optax.partition({"model": model, "dual": adam(config.beta_lr, eps=config.adam_eps)}, label)
