@@ -37,28 +37,28 @@ class Encoder(eqx.Module):
 
     def __call__(self, obs: UInt8[Array, "*n 64 64 3"]) -> Float[Array, "*n x"]:
         pixels = partial(scaled, shrink=self.shrink, dtype=DTYPES[self.layers[0].dtype])
-        y = encode(self.conv, pixels, [(layer.weight, layer.bias) for layer in self.layers], obs)
+        y = encode((self.conv,) * len(self.layers), pixels, [(layer.weight, layer.bias) for layer in self.layers], obs)
         return y.reshape(*y.shape[:-3], -1).astype(jnp.float32)
 
 
-def scaled(obs, shrink: int, dtype):
-    """Pixels in [-1, 1], averaged over squares of shrink x shrink."""
+def scaled(obs, shrink: int, dtype, low: int = -1):
+    """Pixels in [low, 1], averaged over squares of shrink x shrink."""
     if shrink > 1:
         parts = [obs[..., i::shrink, j::shrink, :] for i in range(shrink) for j in range(shrink)]
         obs = sum(part.astype(jnp.float32) for part in parts) / shrink**2
-    return obs.astype(dtype) / 127.5 - 1
+    return obs.astype(dtype) / (255 / (1 - low)) + low
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def encode(conv, pixels, weights: list, obs):
-    """The last layer's values (*n, H, W, C), for layers given as (weight, bias)."""
-    return forward(conv, pixels, weights, obs)[0]
+def encode(convs, pixels, weights: list, obs):
+    """The last layer's values (*n, H, W, C), for layers given as a convolution and its (weight, bias)."""
+    return forward(convs, pixels, weights, obs)[0]
 
 
-def forward(conv, pixels, weights, obs):
+def forward(convs, pixels, weights, obs):
     def layers(weights, obs):
         x, values = pixels(obs), []
-        for weight, bias in weights:
+        for conv, (weight, bias) in zip(convs, weights, strict=True):
             x = jnp.maximum(conv(x, weight.astype(x.dtype)) + bias.astype(x.dtype), 0)
             values.append(x)
         return values
@@ -67,13 +67,13 @@ def forward(conv, pixels, weights, obs):
     return values[-1], (weights, obs, values)
 
 
-def backward(conv, pixels, residuals, gradient):
+def backward(convs, pixels, residuals, gradient):
     """Gradients of weights and biases; pixels have none. ReLU's slope is found from its value, so that the library can
     join it with the convolution before it; the scaled pixels are cheaper to make again than to keep."""
 
     def layers(weights, obs, values, gradient):
-        gradients = []
-        for (weight, _), x, y in zip(weights[::-1], [*values[-2::-1], pixels(obs)], values[::-1], strict=True):
+        gradients, inputs = [], [pixels(obs), *values[:-1]]
+        for conv, (weight, _), x, y in reversed(list(zip(convs, weights, inputs, values, strict=True))):
             gradient = jnp.where(y > 0, gradient, 0)
             bias = gradient.astype(jnp.float32).sum(range(gradient.ndim - 1))
             gradient, weight = jax.vjp(conv, x, weight.astype(x.dtype))[1](gradient)

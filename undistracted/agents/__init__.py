@@ -2,14 +2,21 @@
 
 An agent is what `LatentAgent` shows: `init(key)` makes a state that has a `policy`; `initial_carry` and `act` are the
 policy's; `sample(replay, key)` draws what one `update(state, batch, key)` learns from. All are pure, and for one seed.
+An agent that draws by priority has a `window`, the rows (before, after) a drawn one, and its `update` also returns the
+errors that become the new priorities.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from undistracted.agents import settings
+from undistracted.agents.dbc import DBC
+from undistracted.agents.deepmdp import DeepMDP
 from undistracted.agents.latent import LatentAgent
 from undistracted.agents.repo import RePo
+from undistracted.agents.sac import PRESETS as SAC_PRESETS
+from undistracted.agents.sac import SAC
 
 
 class Entry(NamedTuple):
@@ -18,10 +25,25 @@ class Entry(NamedTuple):
     presets: dict[str, dict] = {}  # settings by preset where the method's differ from `presets.py`
 
 
+def with_original(presets: dict[str, dict], **changes) -> dict[str, dict]:
+    """Presets of a family, of which one method was published with other settings."""
+    return presets | {"original": presets["original"] | changes}
+
+
 AGENTS = {
     "repo": Entry(
         "RePo: predict rewards and latents, squeeze out the rest by a KL bottleneck; no reconstruction",
         partial(LatentAgent, RePo),
+    ),
+    "deepmdp": Entry(
+        "DeepMDP: soft actor-critic whose latents also foretell the reward and the next latent",
+        partial(SAC, DeepMDP),
+        SAC_PRESETS,
+    ),
+    "dbc": Entry(
+        "DBC: soft actor-critic whose latents are as far apart as their rewards and futures (bisimulation)",
+        partial(SAC, DBC),
+        with_original(SAC_PRESETS, batch=512, dbc=settings.DBC(transition="ensemble")),
     ),
 }
 
