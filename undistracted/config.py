@@ -140,6 +140,7 @@ class Config:
     sac: settings.SAC = settings.SAC()
     deepmdp: settings.DeepMDP = settings.DeepMDP()
     dbc: settings.DBC = settings.DBC()
+    tdmpc: settings.TDMPC = settings.TDMPC()
 
     @property
     def run_dir(self) -> Path:

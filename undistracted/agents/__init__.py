@@ -17,6 +17,8 @@ from undistracted.agents.latent import LatentAgent
 from undistracted.agents.repo import RePo
 from undistracted.agents.sac import PRESETS as SAC_PRESETS
 from undistracted.agents.sac import SAC
+from undistracted.agents.tdmpc import PRESETS as TDMPC_PRESETS
+from undistracted.agents.tdmpc import TDMPC
 
 
 class Entry(NamedTuple):
@@ -44,6 +46,11 @@ AGENTS = {
         "DBC: soft actor-critic whose latents are as far apart as their rewards and futures (bisimulation)",
         partial(SAC, DBC),
         with_original(SAC_PRESETS, batch=512, dbc=settings.DBC(transition="ensemble")),
+    ),
+    "tdmpc": Entry(
+        "TD-MPC: plans by MPPI in a latent model that is learned from rewards and values",
+        TDMPC,
+        TDMPC_PRESETS,
     ),
 }
 
