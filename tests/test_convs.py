@@ -18,7 +18,7 @@ def loop_conv(x, weight, kernel, stride):
     h, w = ((n - kernel) // stride + 1 for n in x.shape[:2])
     out = np.zeros((h, w, weight.shape[-1]))
     for i, j, di, dj in itertools.product(range(h), range(w), range(kernel), range(kernel)):
-        out[i, j] += x[stride * i + di, stride * j + dj] @ weight[di, dj]
+        out[i, j] += x[stride * i + di, stride * j + dj] @ weight[dj, di]
     return out
 
 

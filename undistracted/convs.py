@@ -15,7 +15,7 @@ GAIN = 2**0.5  # of weights before a ReLU
 
 
 class Conv(NamedTuple):
-    """A square convolution without padding; its weight has rows (row, column, channel) of the window."""
+    """A square convolution without padding; its weight has rows (column, row, channel) of the window."""
 
     kernel: int
     stride: int
@@ -24,15 +24,14 @@ class Conv(NamedTuple):
     def __call__(self, x, weight):
         k, s, c = self.kernel, self.stride, x.shape[-1]
         if self.native:
-            flat = x.reshape(-1, *x.shape[-3:])
-            layout = "NHWC", "HWIO", "NHWC"
-            y = jax.lax.conv_general_dilated(
-                flat, weight.reshape(k, k, c, -1), (s, s), "VALID", dimension_numbers=layout
-            )
+            flat, layout = x.reshape(-1, *x.shape[-3:]), ("NHWC", "HWIO", "NHWC")
+            kernel = weight.reshape(k, k, c, -1).swapaxes(0, 1)
+            y = jax.lax.conv_general_dilated(flat, kernel, (s, s), "VALID", dimension_numbers=layout)
             return y.reshape(*x.shape[:-3], *y.shape[1:])
         h, w = self.side(x.shape[-3]), self.side(x.shape[-2])
-        taps = [x[..., i : i + s * h : s, j : j + s * w : s, :] for i in range(k) for j in range(k)]
-        return jnp.concatenate(taps, -1) @ weight
+        x = jnp.concatenate([x[..., i : i + s * h : s, :, :] for i in range(k)], -1)
+        x = jnp.concatenate([x[..., j : j + s * w : s, :] for j in range(k)], -1)
+        return x @ weight
 
     def side(self, pixels: int) -> int:
         return (pixels - self.kernel) // self.stride + 1

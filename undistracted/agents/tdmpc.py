@@ -125,15 +125,15 @@ class TDMPC:
 
     def plan(self, policy: Policy, z, mean, key) -> tuple[Plan, Float[Array, ""]]:
         """The plan from one latent, begun from a mean, and what the policy's own proposals are worth."""
-        s, (model, pi, _) = self.config.tdmpc, policy
+        c, s, (model, pi, _) = self.config, self.config.tdmpc, policy
         value_key, proposal_key, plan_key = jax.random.split(key, 3)
 
         def value(actions):
             noise = s.policy_std * jax.random.normal(value_key, (len(actions), self.action_size))
-            return plan_value(model, pi, z, actions, noise, self.horizon(policy), self.config.gamma)
+            return plan_value(model, pi, z, actions, noise, self.horizon(policy), c.gamma, c.unroll)
 
         noise = s.policy_std * jax.random.normal(proposal_key, (s.proposals, *mean.shape))
-        proposed = proposals(model, pi, z, noise)
+        proposed = proposals(model, pi, z, noise, c.unroll)
         floor = linear(s.first_std, s.last_std, self.progress(policy))
         return mppi(value, mean, proposed, floor, plan_key, s), value(proposed).mean()
 

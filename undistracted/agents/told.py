@@ -88,7 +88,7 @@ def told_losses(model: Model, slow: Slow, pi: Pi, batch: Batch, following, noise
     s, action, reward = config.tdmpc, batch.action[1:], batch.reward[1:]
     y = sg(reward + config.gamma * slow.values(following, pi(following, noise)).min(0))
     consistent = sg(slow.encoder(batch.obs[1:]))
-    z = rollout(model, model.encoder(batch.obs[0]), action)
+    z = rollout(model, model.encoder(batch.obs[0]), action, config.unroll)
     q = model.values(z[:-1], action)
     rho = s.rho ** jnp.arange(len(action))
 
@@ -109,17 +109,17 @@ def policy_loss(pi: Pi, values: Values, z, noise, rho: float) -> Float[Array, "B
     return -jnp.tensordot(rho ** jnp.arange(len(z)), q, 1)
 
 
-def rollout(model: Model, z, action) -> Float[Array, "H+1 *n latent"]:
+def rollout(model: Model, z, action, unroll: int = 1) -> Float[Array, "H+1 *n latent"]:
     """z_0..z_H under actions (H, ...)."""
 
     def step(z, action):
         z = model.dynamics(join(z, action))
         return z, z
 
-    return jnp.concatenate([z[None], jax.lax.scan(step, z, action, unroll=len(action))[1]])
+    return jnp.concatenate([z[None], jax.lax.scan(step, z, action, unroll=unroll)[1]])
 
 
-def plan_value(model: Model, pi: Pi, z, actions, noise, horizon, gamma: float) -> Float[Array, "N"]:
+def plan_value(model: Model, pi: Pi, z, actions, noise, horizon, gamma: float, unroll: int = 1) -> Float[Array, "N"]:
     """Of action sequences (N, H, A) from the latent z: rewards of `horizon` steps, then the policy's value."""
 
     def step(carry, row):
@@ -132,11 +132,11 @@ def plan_value(model: Model, pi: Pi, z, actions, noise, horizon, gamma: float) -
     n, length = actions.shape[:2]
     start = jnp.broadcast_to(z, (n, *z.shape)), jnp.zeros(n), jnp.ones(n)
     steps = jnp.moveaxis(actions, 1, 0), jnp.arange(length)
-    (z, total, discount), _ = jax.lax.scan(step, start, steps, unroll=length)
+    (z, total, discount), _ = jax.lax.scan(step, start, steps, unroll=unroll)
     return total + discount * model.values(z, pi(z, noise)).min(0)
 
 
-def proposals(model: Model, pi: Pi, z, noise) -> Float[Array, "P H A"]:
+def proposals(model: Model, pi: Pi, z, noise, unroll: int = 1) -> Float[Array, "P H A"]:
     """Action sequences of the policy, with noise (P, H, A), from the latent z."""
 
     def step(z, noise):
@@ -144,7 +144,7 @@ def proposals(model: Model, pi: Pi, z, noise) -> Float[Array, "P H A"]:
         return model.dynamics(join(z, action)), action
 
     start = jnp.broadcast_to(z, (len(noise), *z.shape))
-    actions = jax.lax.scan(step, start, jnp.moveaxis(noise, 1, 0), unroll=noise.shape[1])[1]
+    actions = jax.lax.scan(step, start, jnp.moveaxis(noise, 1, 0), unroll=unroll)[1]
     return jnp.moveaxis(actions, 0, 1)
 
 
