@@ -130,7 +130,7 @@ def bar(x) -> np.ndarray:
 
 @pytest.mark.parametrize("agent", ["deepmdp", "dbc", "tdmpc"])
 def test_learns_from_pictures_of_the_past_to_move_a_bar_to_the_middle(tiny, agent):
-    """The first part of an action moves the bar, which pays the nearer it comes to the middle: from -0.8 the best action
+    """The first part of an action moves the bar, which pays the nearer it is to the middle: from -0.8 the best action
     is 0.8, and the other way round. All it learns from are random actions."""
     rates = dict(model_lr=3e-3, actor_lr=3e-3, critic_lr=3e-3)
     config = tiny(agent=agent, replay_size=256, batch=16, hidden=32, gamma=0.5, channels=(8, 8), shrink=4, **rates)
