@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undistracted.data import Batch
-from undistracted.replay import add, empty, extend, read, sequences
+from undistracted.replay import add, empty, extend, push, read, sequences, stack, transitions
 
 ADD, EXTEND, READ = jax.jit(add), jax.jit(extend), jax.jit(read)
 SAMPLE = jax.jit(sequences, static_argnums=(2, 3))
@@ -99,3 +99,46 @@ def test_a_new_ring_is_empty_and_as_large_as_asked():
     shapes = [(x.shape, x.dtype) for x in replay.rows]
     expected = [((7, 3, 64, 64, 3), "uint8"), ((7, 3, 2), "float32"), ((7, 3), "float32"), ((7, 3), "bool")]
     assert shapes == expected
+
+
+def stacked_by_hand(first, t: int, frames: int) -> list[int]:
+    """Rows whose pictures make up the stack of row t, oldest first."""
+    rows = [t]
+    while len(rows) < frames:
+        rows.insert(0, rows[0] if first[rows[0]] else rows[0] - 1)
+    return rows
+
+
+@settings(max_examples=30)
+@given(st.lists(st.booleans(), min_size=6, max_size=6), st.sampled_from([1, 2, 3, 4]))
+def test_stacks_repeat_the_first_frame_and_mix_no_episodes(first, frames):
+    rows = numbered(0, 6, 1)._replace(first=np.array(first)[:, None])
+    got = stack(jax.tree.map(jnp.asarray, rows), frames)
+    assert got.obs.shape == (7 - frames, 1, 64, 64, 3 * frames)
+    carry = jnp.zeros((1, 64, 64, 3 * frames), jnp.uint8)
+    for t in range(6):
+        carry = push(carry, rows.obs[t], rows.first[t])
+        if t >= frames - 1:
+            shown = np.asarray(got.obs[t - frames + 1, 0, 0, 0, ::3])
+            np.testing.assert_array_equal(shown, stacked_by_hand(first, t, frames))
+            np.testing.assert_array_equal(got.action[t - frames + 1], rows.action[t])
+            if any(first[: t + 1]):  # the carry begins empty, a stack with what was before
+                np.testing.assert_array_equal(carry, got.obs[t - frames + 1])
+
+
+def test_transitions_are_all_steps_within_episodes_alike():
+    """Episodes end at the time limit: their last step is a transition like any other, from a ring that went round."""
+    capacity, envs, written, draws = 12, 2, 20, 16_000
+    everything = numbered(0, written, envs)
+    replay = EXTEND(empty(capacity, envs, 2), everything)
+    replay = replay._replace(rows=replay.rows._replace(obs=replay.rows.obs[..., :1, :1, :1]))
+    got = jax.jit(transitions, static_argnums=(2, 3))(replay, jax.random.key(0), 2, draws)
+    row, env = np.asarray(got.action[..., 0], int), -np.asarray(got.action[..., 1], int)
+    np.testing.assert_array_equal(row - row[:1], np.broadcast_to(np.arange(4)[:, None], row.shape))
+    assert not np.asarray(got.first[-1]).any(), "none crosses an episode's end"
+    drawn, counts = np.unique(np.stack([row[-1], env[-1]]), axis=1, return_counts=True)
+    expected = [(t, e) for t in range(written - capacity + 3, written) for e in range(envs) if (t + e) % 5]
+    assert sorted(map(tuple, drawn.T.tolist())) == expected
+    assert any((t + 1 + e) % 5 == 0 for t, e in expected), "last steps are among them"
+    chi_square = ((counts - draws / len(expected)) ** 2 / (draws / len(expected))).sum()
+    assert len(expected) == 15 and 3.0 < chi_square < 36.1  # 0.1 % and 99.9 % quantiles for 14 degrees of freedom

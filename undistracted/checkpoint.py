@@ -1,6 +1,7 @@
 """Checkpoints: arrays as safetensors, counters as JSON, nothing that could run code when read back.
 
     checkpoints/000050000/state.safetensors   parameters, dual variable, Adam's moments
+    checkpoints/000050000/priority.safetensors   of the replay's windows, where they are drawn by priority
     checkpoints/000050000/counters.json       steps, updates, random streams, what is in the replay
     checkpoints/replay/000000000-000003125.safetensors   rows of the replay, each written once
 
@@ -38,6 +39,8 @@ def save(run: Path, learner: Learner, step: int, counters: dict, *, replay: bool
         save_file(named(jax.device_get(learner.state)), partial / "state.safetensors")
         counters |= {"step": step, "updates": learner.updates, "action_size": learner.agent.action_size}
         counters["rows"] = save_replay(folder / "replay", learner) if replay else None
+        if replay and learner.replay.priority is not None:
+            save_file({"priority": jax.device_get(learner.replay.priority)}, partial / "priority.safetensors")
         (partial / "counters.json").write_text(json.dumps(counters, indent=2) + "\n")
         shutil.rmtree(final, ignore_errors=True)  # not whole
         os.replace(partial, final)
@@ -84,6 +87,9 @@ def load(run: Path, learner: Learner) -> dict:
             first = start
             learner.replay = learner.replay._replace(written=learner.replay.written + start)
         learner.replay = extend(learner.replay, Batch(**load_file(path)))
+    if learner.replay.priority is not None:
+        priority = load_file(run / "checkpoints" / f"{newest(run):09d}" / "priority.safetensors")["priority"]
+        learner.replay = learner.replay._replace(priority=learner.home.put(priority))
     return counters
 
 

@@ -60,6 +60,8 @@ class Config:
     """Rows kept for learning, per seed."""
     updates_per_step: float = 0.2
     """Gradient steps per agent step: the paper's 100 per 500, spread evenly."""
+    warm_up_updates: int = 0
+    """Gradient steps at once when learning begins."""
     sync: bool = False
     """Learn after the environments have stepped, from their newest rows too, instead of meanwhile."""
     batch: int = 50
@@ -158,6 +160,10 @@ class Config:
     # Of single methods
     tia: settings.TIA = settings.TIA()
     denoised: settings.Denoised = settings.Denoised()
+    sac: settings.SAC = settings.SAC()
+    deepmdp: settings.DeepMDP = settings.DeepMDP()
+    dbc: settings.DBC = settings.DBC()
+    tdmpc: settings.TDMPC = settings.TDMPC()
 
     @property
     def run_dir(self) -> Path:

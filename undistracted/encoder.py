@@ -36,34 +36,38 @@ class Encoder(eqx.Module):
         return side**2 * self.layers[-1].bias.shape[0]
 
     def __call__(self, obs: UInt8[Array, "*n 64 64 3"]) -> Float[Array, "*n x"]:
-        pixels = partial(scaled, shrink=self.shrink, dtype=DTYPES[self.layers[0].dtype])
-        y = encode(self.conv, pixels, [(layer.weight, layer.bias) for layer in self.layers], obs)
+        """Each layer takes packed pixels; all but the last also pack what they give."""
+
+        def pixels(obs):
+            return packed(scaled(obs, self.shrink, DTYPES[self.layers[0].dtype]))
+
+        def product(x, weight):
+            return packed(self.conv(x, weight))
+
+        products = (product,) * (len(self.layers) - 1) + (self.conv,)
+        y = encode(products, pixels, [(layer.weight, layer.bias) for layer in self.layers], obs)
         return y.reshape(*y.shape[:-3], -1).astype(jnp.float32)
 
 
-def scaled(obs, shrink: int, dtype):
-    """Pixels in [-1, 1], averaged over squares of shrink x shrink."""
+def scaled(obs, shrink: int, dtype, low: int = -1):
+    """Pixels in [low, 1], averaged over squares of shrink x shrink."""
     if shrink > 1:
         parts = [obs[..., i::shrink, j::shrink, :] for i in range(shrink) for j in range(shrink)]
         obs = sum(part.astype(jnp.float32) for part in parts) / shrink**2
-    return obs.astype(dtype) / 127.5 - 1
+    return obs.astype(dtype) / (255 / (1 - low)) + low
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def encode(conv, pixels, weights: list, obs):
-    """The last layer's values (*n, H, W, C), for layers given as (weight, bias)."""
-    return forward(conv, pixels, weights, obs)[0]
+def encode(products, pixels, weights: list, obs):
+    """The last layer's values (*n, H, W, C) of the scaled `pixels(obs)`, for layers given as a product of values and
+    weight, and the (weight, bias). A bias that is shorter than a product's channels repeats itself."""
+    return forward(products, pixels, weights, obs)[0]
 
 
-def products(conv, count: int) -> list[Callable]:
-    """The layers without bias and ReLU, from packed pixels to packed pixels; the last one's are not packed."""
-    return [lambda x, weight: packed(conv(x, weight))] * (count - 1) + [conv]
-
-
-def forward(conv, pixels, weights, obs):
+def forward(products, pixels, weights, obs):
     def layers(weights, obs):
-        x, values = packed(pixels(obs)), []
-        for product, (weight, bias) in zip(products(conv, len(weights)), weights, strict=True):
+        x, values = pixels(obs), []
+        for product, (weight, bias) in zip(products, weights, strict=True):
             y = product(x, weight.astype(x.dtype))
             x = jnp.maximum(y + jnp.tile(bias, y.shape[-1] // len(bias)).astype(y.dtype), 0)
             values.append(x)
@@ -73,14 +77,13 @@ def forward(conv, pixels, weights, obs):
     return values[-1], (weights, obs, values)
 
 
-def backward(conv, pixels, residuals, gradient):
+def backward(products, pixels, residuals, gradient):
     """Gradients of weights and biases; pixels have none. ReLU's slope is found from its value; the scaled pixels are
     cheaper to make again than to keep."""
 
     def layers(weights, obs, values, gradient):
-        inputs, gradients = [packed(pixels(obs)), *values[:-1]], []
-        steps = zip(products(conv, len(weights)), weights, inputs, values, strict=True)
-        for product, (weight, bias), x, y in reversed([*steps]):
+        inputs, gradients = [pixels(obs), *values[:-1]], []
+        for product, (weight, bias), x, y in reversed([*zip(products, weights, inputs, values, strict=True)]):
             gradient = jnp.where(y > 0, gradient, 0)
             bias = gradient.astype(jnp.float32).sum(range(gradient.ndim - 1)).reshape(-1, len(bias)).sum(0)
             gradient, weight = jax.vjp(product, x, weight.astype(x.dtype))[1](gradient)

@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from undistracted import priorities
 from undistracted import replay as ring
 from undistracted.agents import make_agent
 from undistracted.config import Config
@@ -31,7 +32,8 @@ class Learner:
         init_key, self.act_keys, self.update_keys = self.seeds.put(keys)
         self.state = jax.jit(jax.vmap(self.agent.init), out_shardings=self.seeds.sharding)(init_key)
         capacity = config.replay_size // config.envs if replay else config.length
-        new_ring = partial(ring.empty, capacity, config.envs, action_size)
+        self.window = getattr(self.agent, "window", None)  # of agents that draw by priority
+        new_ring = partial(ring.empty, capacity, config.envs, action_size, self.window is not None)
         self.home = replay_home(jax.eval_shape(new_ring), self.seeds)
         new_rings = jax.vmap(lambda _: new_ring(), axis_size=config.seeds)
         self.replay = jax.jit(new_rings, out_shardings=self.home.sharding)(None)
@@ -54,31 +56,46 @@ class Learner:
             return agent.sample(replay, key)
 
         def update_one(state, batch, key, count):
-            return agent.update(state, batch, jax.random.fold_in(key, count))
+            state, metrics, *error = agent.update(state, batch, jax.random.fold_in(key, count))
+            return state, metrics, error
+
+        def add_one(replay, row):
+            replay = ring.add(replay, row)
+            return replay if self.window is None else priorities.admit(replay, *self.window)
+
+        def rate_one(priority, batch, error):
+            return priorities.rate(priority, batch, *error) if error else priority
 
         sample = home.map(sample_one, in_axes=(0, 0, None))
         update_each = seeds.map(update_one, in_axes=(0, 0, 0, None))
+        rate = home.map(rate_one)
 
         def update(state, totals, batch, keys, count):
-            state, metrics = update_each(state, batch, keys, count)
-            return state, jax.tree.map(jnp.add, totals, metrics)
+            state, metrics, error = update_each(state, batch, keys, count)
+            return state, jax.tree.map(jnp.add, totals, metrics), error
 
-        def block(state, totals, replay, keys, count):
+        def block(state, totals, priority, replay, keys, count):
+            """Only what changes is carried from update to update: the ring's rows are not."""
+
             def body(i, carry):
-                return update(*carry, sample(replay, keys, count + i), keys, count + i)
+                state, totals, priority = carry
+                batch = sample(replay._replace(priority=priority), keys, count + i)
+                state, totals, error = update(state, totals, batch, keys, count + i)
+                return state, totals, rate(priority, batch, error)
 
             # A constant number of rounds, so that the host need not read a loop's condition back between them.
-            carry = state, totals
+            carry = state, totals, priority
             return body(0, carry) if self.block == 1 else jax.lax.fori_loop(0, self.block, body, carry)
 
         axes, self._act = (0, 0, 0, 0, 0, None), {}
         for explore in (True, False):
             self._act[explore] = jax.jit(seeds.spread(seeds.map(partial(act_one, explore=explore), axes), axes))
-        self._add = jax.jit(home.spread(home.map(ring.add), (0, 0)), donate_argnums=0)
+        self._add = jax.jit(home.spread(home.map(add_one), (0, 0)), donate_argnums=0)
         self._sample = jax.jit(home.spread(sample, (0, 0, None)))
+        self._rate = jax.jit(home.spread(rate, (0, 0, 0)), donate_argnums=0)
         axes = (0, 0, 0, 0, None)
         self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1))
-        self._block = jax.jit(seeds.spread(block, axes), donate_argnums=(0, 1))
+        self._block = jax.jit(seeds.spread(block, (0, *axes)), donate_argnums=(0, 1, 2))
         batch = jax.eval_shape(jax.vmap(sample_one, (0, 0, None)), self.replay, self.sample_keys, 0)
         metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys)[1]
         zeros = partial(jax.tree.map, lambda m: jnp.zeros(m.shape, m.dtype), metrics)
@@ -105,15 +122,22 @@ class Learner:
         if steps and self.totals is None:
             self.totals, self.since = self._zeros(), 0
         for count in range(self.updates, self.updates + steps, self.block):
-            if self.on_device:
-                done = self._block(self.state, self.totals, self.replay, self.update_keys, count)
-            else:
-                batch = self.seeds.put(self._sample(self.replay, self.sample_keys, count))
-                done = self._update(self.state, self.totals, batch, self.update_keys, count)
-            self.state, self.totals = done
+            step = self._step_block if self.on_device else self._step_apart
+            self.state, self.totals, priority = step(self.state, self.totals, count)
+            self.replay = self.replay._replace(priority=priority)
             self.since += self.block
         self.updates += steps
         return steps
+
+    def _step_block(self, state, totals, count: int):
+        rows = self.replay._replace(priority=None)
+        return self._block(state, totals, self.replay.priority, rows, self.update_keys, count)
+
+    def _step_apart(self, state, totals, count: int):
+        """One gradient step with a batch that comes from the host."""
+        drawn = self._sample(self.replay, self.sample_keys, count)
+        state, totals, error = self._update(state, totals, self.seeds.put(drawn), self.update_keys, count)
+        return state, totals, self._rate(self.replay.priority, drawn, self.home.put(error))
 
     def metrics(self) -> list[dict]:
         """Means over the updates since the last call, one dictionary a seed; the only copy to the host."""

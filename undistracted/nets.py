@@ -1,9 +1,10 @@
-"""Linear layers, the GRU cell and MLP heads of the paper's appendix.
+"""Linear layers, the GRU cell and MLP heads of the paper's appendix, and the normed layers of the baselines.
 
 Parameters are float32. Matrix products and their gradients run in the `dtype` of the layer (bfloat16 on GPUs), and so
 do what hidden layers pass on; what comes out of them (gates, distributions, values, losses) is float32.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import equinox as eqx
@@ -76,20 +77,73 @@ def _elu_gradient(dtype, y, gradient):
 elu.defvjp(lambda x, dtype: (elu(x, dtype),) * 2, _elu_gradient)
 
 
+def relu(x, dtype: str):
+    """ReLU as the next product takes it."""
+    return jax.nn.relu(x).astype(DTYPES[dtype])
+
+
 class MLP(eqx.Module):
-    """ELU layers and a linear output."""
+    """ELU layers (or of another activation) and a linear output."""
 
     layers: list[Linear]
+    activation: Callable = eqx.field(static=True)
 
-    def __init__(self, inputs: int, hidden: int, depth: int, outputs: int, key, dtype="float32"):
+    def __init__(self, inputs: int, hidden: int, depth: int, outputs: int, key, dtype="float32", activation=elu):
         sizes = [inputs, *[hidden] * depth, outputs]
         keys = jax.random.split(key, depth + 1)
         self.layers = [Linear(n, m, k, dtype) for n, m, k in zip(sizes[:-1], sizes[1:], keys, strict=True)]
+        self.activation = activation
 
     def __call__(self, x):
         for layer in self.layers[:-1]:
-            x = elu(layer(x), layer.dtype)
+            x = self.activation(layer(x), layer.dtype)
         return self.layers[-1].exact(x)
+
+
+class LayerNorm(eqx.Module):
+    """Zero mean and unit variance over the last axis, then a learned scale and shift."""
+
+    scale: Float[Array, "n"]
+    shift: Float[Array, "n"]
+
+    def __init__(self, size: int):
+        self.scale, self.shift = jnp.ones(size), jnp.zeros(size)
+
+    def __call__(self, x):
+        return jax.nn.standardize(x, epsilon=1e-5) * self.scale + self.shift
+
+
+class NormedMLP(eqx.Module):
+    """A linear layer, LayerNorm and `squash`, then an MLP of `depth` hidden layers."""
+
+    first: Linear
+    norm: LayerNorm
+    rest: MLP
+    squash: Callable = eqx.field(static=True)
+
+    def __init__(self, inputs: int, hidden: int, depth: int, outputs: int, key, dtype, squash):
+        k1, k2 = jax.random.split(key)
+        self.first, self.norm = Linear(inputs, hidden, k1, dtype), LayerNorm(hidden)
+        self.rest, self.squash = MLP(hidden, hidden, depth, outputs, k2, dtype), squash
+
+    def __call__(self, x):
+        return self.rest(self.squash(self.norm(self.first(x))))
+
+
+def orthogonal(module, key, gain: float = 1.0):
+    """The module with orthogonal weights and zero biases in all of its linear layers."""
+
+    def is_linear(x):
+        return isinstance(x, Linear)
+
+    def renew(layer, key):
+        weight = jax.nn.initializers.orthogonal(gain)(key, layer.weight.shape)
+        return eqx.tree_at(lambda x: (x.weight, x.bias), layer, (weight, jnp.zeros_like(layer.bias)))
+
+    leaves, structure = jax.tree.flatten(module, is_leaf=is_linear)
+    keys = jax.random.split(key, len(leaves))
+    leaves = [renew(x, k) if is_linear(x) else x for x, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
 
 
 class Scalar(eqx.Module):

@@ -1,6 +1,7 @@
-"""Adam as the paper uses it, and one function that applies it to a module."""
+"""Adam as the paper uses it, one function that applies it to a module, and slow copies of modules."""
 
 import equinox as eqx
+import jax
 import optax
 
 
@@ -14,3 +15,8 @@ def apply(optimiser: optax.GradientTransformation, gradients, state, module):
     """One step of the optimiser: the new module and optimiser state."""
     updates, state = optimiser.update(gradients, state, module)
     return eqx.apply_updates(module, updates), state
+
+
+def follow(target, online, rate):
+    """The slow copy, moved by `rate` of the way towards the module that it follows."""
+    return jax.tree.map(lambda slow, fast: slow + rate * (fast - slow), target, online)

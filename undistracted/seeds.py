@@ -5,6 +5,7 @@ is tied, so a call that was first given loose arrays would be compiled a second 
 """
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 
@@ -44,3 +45,23 @@ class Seeds:
             return fn
         specs = tuple(PartitionSpec() if axis is None else PartitionSpec("seed") for axis in in_axes)
         return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec("seed"), check_vma=False)
+
+
+def in_lockstep(fn):
+    """`when_due(due, held, *args)`: fn(held, *args) where it is due, else what is held. Seeds are trained in lockstep,
+    so that a vmap skips the work for all of them: it takes the first seed's word for all."""
+
+    @jax.custom_batching.custom_vmap
+    def when_due(due, held, *args):
+        return jax.lax.cond(due, fn, lambda held, *_: held, held, *args)
+
+    @when_due.def_vmap
+    def all_seeds(seeds, mapped, *args):
+        def spread(x, mapped):
+            return x if mapped else jnp.broadcast_to(x, (seeds, *x.shape))
+
+        due, held, *args = jax.tree.map(spread, args, tuple(mapped))
+        out = jax.lax.cond(due[0], jax.vmap(fn), lambda held, *_: held, held, *args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return when_due

@@ -93,6 +93,7 @@ class Trainer:
         began = time.monotonic() - self.elapsed
         if not c.resume:
             self.collector.prefill(self)
+            self.debt += c.warm_up_updates
         if self.learner.updates == 0 and self.stop:
             return self._stopped("before learning began; nothing to save")
         self.collector.new_episodes(0, self.step, self.count)

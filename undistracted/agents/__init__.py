@@ -2,6 +2,8 @@
 
 An agent is what `LatentAgent` shows: `init(key)` makes a state that has a `policy`; `initial_carry` and `act` are the
 policy's; `sample(replay, key)` draws what one `update(state, batch, key)` learns from. All are pure, and for one seed.
+An agent that draws by priority has a `window`, the rows (before, after) a drawn one, and its `update` also returns the
+errors that become the new priorities.
 """
 
 from collections.abc import Callable
@@ -9,10 +11,16 @@ from functools import partial
 from typing import NamedTuple
 
 from undistracted.agents import settings
+from undistracted.agents.dbc import DBC
+from undistracted.agents.deepmdp import DeepMDP
 from undistracted.agents.denoised_mdp import DenoisedMDP
 from undistracted.agents.dreamer import Dreamer
 from undistracted.agents.latent import LatentAgent
 from undistracted.agents.repo import RePo
+from undistracted.agents.sac import PRESETS as SAC_PRESETS
+from undistracted.agents.sac import SAC
+from undistracted.agents.tdmpc import PRESETS as TDMPC_PRESETS
+from undistracted.agents.tdmpc import TDMPC
 from undistracted.agents.tia import TIA
 
 
@@ -37,6 +45,12 @@ DREAMER = dict(
     exploration=0.3,
     prefill=2_500,
 )
+
+
+def with_original(presets: dict[str, dict], **changes) -> dict[str, dict]:
+    """Presets of a family, of which one method was published with other settings."""
+    return presets | {"original": presets["original"] | changes}
+
 
 AGENTS = {
     "repo": Entry(
@@ -63,6 +77,21 @@ AGENTS = {
             | dict(belief=120, state=20, hidden=120, free_nats_of_mean=False)
             | dict(denoised=settings.Denoised(linear=True, relu=True))
         },
+    ),
+    "tdmpc": Entry(
+        "TD-MPC: plans by MPPI in a latent model that is learned from rewards and values",
+        TDMPC,
+        TDMPC_PRESETS,
+    ),
+    "deepmdp": Entry(
+        "DeepMDP: soft actor-critic whose latents also foretell the reward and the next latent",
+        partial(SAC, DeepMDP),
+        SAC_PRESETS,
+    ),
+    "dbc": Entry(
+        "DBC: soft actor-critic whose latents are as far apart as their rewards and futures (bisimulation)",
+        partial(SAC, DBC),
+        with_original(SAC_PRESETS, batch=512, dbc=settings.DBC(transition="ensemble")),
     ),
 }
 
