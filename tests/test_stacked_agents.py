@@ -12,8 +12,10 @@ from toy import COUNTING, STEADY, follow, read
 
 import undistracted
 from undistracted.__main__ import main
+from undistracted.agents import make_agent
 from undistracted.data import Batch
 from undistracted.learner import Learner
+from undistracted.presets import complete, preset_config
 from undistracted.replay import stack
 from undistracted.seeds import Seeds
 
@@ -120,6 +122,19 @@ def test_resumed_equals_continuous(tmp_path, agent):
         action, carry = deployed.act(frame, carry)
         actions.append(action)
     assert np.shape(actions) == (3, 6) and np.abs(actions).max() <= 1
+
+
+@pytest.mark.parametrize("preset", ["paper", "original", "small", "debug"])
+@pytest.mark.parametrize("agent", ["deepmdp", "dbc", "tdmpc"])
+def test_every_preset_has_an_agent(agent, preset):
+    config = complete(preset_config("dmc/walker-walk", preset, agent))
+    state = jax.eval_shape(make_agent(config, 6).init, jax.random.key(0))
+    features = {"paper": (20_000, 128), "original": (20_000, 128), "small": (648, 64), "debug": (2500, 16)}
+    convs = state.policy.model.encoder.convs if agent == "tdmpc" else state.policy.convs
+    assert convs.size == features[preset][agent == "tdmpc"]
+    assert {"paper": 1.0, "original": 1.0, "small": 0.5, "debug": 0.05}[preset] == config.updates_per_step
+    if agent == "dbc":
+        assert len(state.auxiliary.transition.members) == (5 if preset == "original" else 1)
 
 
 def bar(x) -> np.ndarray:

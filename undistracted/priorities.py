@@ -37,16 +37,18 @@ def admit(replay: Replay, before: int, after: int) -> Replay:
 
 def windows(replay: Replay, key, before: int, after: int, batch: int) -> Windows:
     """`batch` windows by priority; weights (P(i) N)^-beta, over the greatest of the batch."""
-    capacity, envs = replay.priority.shape
-    flat = replay.priority.reshape(-1)
-    total = jnp.cumsum(flat)
-    drawn = jax.random.uniform(key, (batch,)) * total[-1]
-    place = jnp.searchsorted(total, drawn, side="right", method="scan_unrolled")
-    place = jnp.minimum(place, flat.size - 1)
-    weight = jnp.where(flat[place] > 0, flat[place], jnp.inf) ** -BETA
-    row, env = place // envs, place % envs
+    priority, (capacity, envs) = replay.priority, replay.priority.shape
+    # First a row, by all that its environments have, then one of them: one sum over all would swallow the small ones.
+    u, v = jax.random.uniform(key, (2, batch))
+    total = jnp.cumsum(priority.sum(1))
+    row = jnp.searchsorted(total, u * total[-1], side="right", method="scan_unrolled")
+    row = jnp.minimum(row, capacity - 1)
+    total = jnp.cumsum(priority[row], 1)
+    env = jnp.minimum((total <= v[:, None] * total[:, -1:]).sum(1), envs - 1)
+    chosen = priority[row, env]
+    weight = jnp.where(chosen > 0, chosen, jnp.inf) ** -BETA
     rows = take(replay, (row + jnp.arange(-before, after + 1)[:, None]) % capacity, env)
-    return Windows(rows, weight / jnp.maximum(weight.max(), 1e-12), place)
+    return Windows(rows, weight / jnp.maximum(weight.max(), 1e-12), row * envs + env)
 
 
 def rate(priority: Float[Array, "N E"], drawn: Windows, error: Float[Array, "B"]) -> Float[Array, "N E"]:
