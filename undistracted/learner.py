@@ -19,10 +19,11 @@ from undistracted.seeds import Seeds
 
 
 class Learner:
-    def __init__(self, config: Config, action_size: int, *, replay: bool = True, devices=None):
-        self.config, self.agent = config, make_agent(config, action_size)
+    def __init__(self, config: Config, action_size: int, *, agent=None, data=(), replay: bool = True, devices=None):
+        """`data` are arrays (S, ...) that every update of an agent is given beside its batch."""
+        self.config, self.agent = config, agent or make_agent(config, action_size)
         self.seeds = Seeds(config.seeds, devices)
-        self.updates = 0
+        self.data, self.updates = self.seeds.put(data), 0
         seeds = jnp.arange(config.seed, config.seed + config.seeds)
         keys = [
             jax.vmap(lambda s, stream=stream: jax.random.fold_in(jax.random.key(s), stream))(seeds)
@@ -53,19 +54,19 @@ class Learner:
             key = jax.random.fold_in(jax.random.fold_in(key, count), 1)
             return ring.sample(replay, key, c.length, c.batch)
 
-        def update_one(state, batch, key, count):
-            return agent.update(state, batch, jax.random.fold_in(key, count))
+        def update_one(state, batch, key, count, data):
+            return agent.update(state, batch, jax.random.fold_in(key, count), *data)
 
         sample = home.map(sample_one, in_axes=(0, 0, None))
-        update_each = seeds.map(update_one, in_axes=(0, 0, 0, None))
+        update_each = seeds.map(update_one, in_axes=(0, 0, 0, None, 0))
 
-        def update(state, totals, batch, keys, count):
-            state, metrics = update_each(state, batch, keys, count)
+        def update(state, totals, batch, keys, count, data):
+            state, metrics = update_each(state, batch, keys, count, data)
             return state, jax.tree.map(jnp.add, totals, metrics)
 
-        def block(state, totals, replay, keys, count):
+        def block(state, totals, replay, keys, count, data):
             def body(i, carry):
-                return update(*carry, sample(replay, keys, count + i), keys, count + i)
+                return update(*carry, sample(replay, keys, count + i), keys, count + i, data)
 
             # A constant number of rounds, so that the host need not read a loop's condition back between them.
             carry = state, totals
@@ -76,11 +77,11 @@ class Learner:
             self._act[explore] = jax.jit(seeds.spread(seeds.map(partial(act_one, explore=explore), axes), axes))
         self._add = jax.jit(home.spread(home.map(ring.add), (0, 0)), donate_argnums=0)
         self._sample = jax.jit(home.spread(sample, (0, 0, None)))
-        axes = (0, 0, 0, 0, None)
+        axes = (0, 0, 0, 0, None, 0)
         self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1))
         self._block = jax.jit(seeds.spread(block, axes), donate_argnums=(0, 1))
         batch = jax.eval_shape(jax.vmap(sample_one, (0, 0, None)), self.replay, self.sample_keys, 0)
-        metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys)[1]
+        metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys, *self.data)[1]
         zeros = partial(jax.tree.map, lambda m: jnp.zeros(m.shape, m.dtype), metrics)
         self._zeros = jax.jit(zeros, out_shardings=seeds.sharding)
         self._copy = jax.jit(partial(jax.tree.map, jnp.copy))
@@ -106,10 +107,10 @@ class Learner:
             self.totals, self.since = self._zeros(), 0
         for count in range(self.updates, self.updates + steps, self.block):
             if self.on_device:
-                done = self._block(self.state, self.totals, self.replay, self.update_keys, count)
+                done = self._block(self.state, self.totals, self.replay, self.update_keys, count, self.data)
             else:
                 batch = self.seeds.put(self._sample(self.replay, self.sample_keys, count))
-                done = self._update(self.state, self.totals, batch, self.update_keys, count)
+                done = self._update(self.state, self.totals, batch, self.update_keys, count, self.data)
             self.state, self.totals = done
             self.since += self.block
         self.updates += steps
