@@ -92,7 +92,7 @@ def split(rows: Batch | None) -> Pairs | None:
 
 
 def columns(rows: Batch, envs: int) -> Batch:
-    """A stream of rows (S, R, ...) as columns of a replay (S, R / E, E, ...): each goes on where the one before ends."""
+    """A stream of rows (S, R, ...) as columns of a replay (S, R / E, E, ...), each going on where the last ended."""
     length = rows.first.shape[1] // envs
 
     def fold(x):
