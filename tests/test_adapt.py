@@ -17,6 +17,7 @@ from undistracted.__main__ import main
 from undistracted.adapt.adapt import Adaptation
 from undistracted.adapt.agent import AdaptingAgent, Data, dynamics_violation
 from undistracted.adapt.config import VARIANTS, AdaptConfig, flags, preset_adapt
+from undistracted.adapt.results import ResultsConfig, results
 from undistracted.adapt.source import FILE, relative_distance
 from undistracted.agents.repo import RePo
 from undistracted.config import Config
@@ -194,6 +195,27 @@ def test_mistakes(name, counting, tmp_path, monkeypatch, capsys):
     assert main(["adapt", *arguments, *task]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and words in line
+
+
+def test_results_of_several_runs(tmp_path, capsys):
+    returns = {0: (100, 90, 800), 50_000: (720, 640, 700)}  # train, test, clean
+    for variant, share in (("calibrated-support", 1.0), ("ila", 0.5)):
+        run = tmp_path / variant
+        run.mkdir()
+        preset_adapt("runs/x", "distracted/walker-walk", **flags(variant)).save(run)
+        lines = ["step,seed,split,episode,return,length,success"]
+        for step, by_split in returns.items():
+            for split, value in zip(("train", "test", "clean"), by_split, strict=True):
+                value = value if step == 0 else share * value
+                lines += [f"{step},{seed},{split},{e},{value + e - 0.5},500," for seed in (0, 1) for e in (0, 1)]
+        (run / "eval.csv").write_text("\n".join(lines) + "\n")
+    results(ResultsConfig([str(tmp_path / "ila"), str(tmp_path / "calibrated-support")], str(tmp_path / "table")))
+    table = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert list(table[0]) == ["task", "variant", "seed", "step", "split", "return"] and len(table) == 2 * 2 * 2 * 3
+    assert [row["return"] for row in table if row["variant"] == "ila" and row["step"] == "50000"][-1] == "360.0"
+    said = capsys.readouterr().err
+    assert "clean 800 before" in said and "80% of clean" in said and "40% of clean" in said
+    assert (tmp_path / "table.png").stat().st_size > 10_000
 
 
 def test_a_collapse_is_noticed_once(capsys):

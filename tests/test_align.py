@@ -45,6 +45,11 @@ def test_the_maximum_over_f_is_the_chi_square_divergence(q):
     np.testing.assert_allclose(f, 2 * (P / q - 1), atol=1e-3)
 
 
+def test_the_conjugate_is_flat_below_minus_two():
+    np.testing.assert_allclose(conjugate(jnp.array([-5.0, -2.0, 0.0, 2.0])), [-1, -1, 0, 3])
+    assert jax.grad(conjugate)(-5.0) == 0
+
+
 def test_a_target_inside_the_support_costs_nothing_once_tau_is_the_ratio():
     f, value = maximum(Q / P)
     np.testing.assert_allclose(value, 0, atol=1e-6)

@@ -15,6 +15,7 @@ VERBS = {
     "train": "train an agent on a task",
     "evaluate": "returns of a trained run on seen, unseen or no backgrounds, and a film",
     "adapt": "adapt a run's encoder to a new look of its task, without rewards",
+    "toy": "the paper's 2-D example of the support constraint",
     "bench": "update, policy, environment and end-to-end rates of this machine",
     "tasks": "what can be learned",
     "agents": "what can learn",
@@ -83,6 +84,12 @@ def run_adapt(args: list[str]) -> None:
         options = dataclasses.replace(options, steps=AdaptConfig.load_run(options.run_dir).steps)
     keep_compiled()
     adapt(options)
+
+
+def run_toy(args: list[str]) -> None:
+    from undistracted.adapt.toy import ToyConfig, toy
+
+    toy(parse(ToyConfig, args, "toy"))
 
 
 def run_bench(args: list[str]) -> None:

@@ -43,6 +43,7 @@ class AdaptingAgent:
         self.aligner = Aligner(
             METHODS[o.method],
             Rates(o.encoder_lr, o.tau_lr, o.f_lr, o.lambda_lr),
+            alignment=o.alignment_weight,
             calibration=o.calibration_weight,
             dynamics=o.dynamics_weight,
             penalty=o.penalty,

@@ -24,7 +24,12 @@ KL_RATE = 5e-3  # of the multiplier that holds f's bottleneck to its budget
 
 
 def conjugate(f):
-    """Of the chi-square divergence: E_p[f] - E_q[conjugate(f)] is at most chi2(p, q), reached at f = 2 (p / q - 1)."""
+    """Of the chi-square divergence: E_p[f] - E_q[conjugate(f)] is at most chi2(p, q), reached at f = 2 (p / q - 1).
+
+    No ratio p / q asks for an f below -2. Were the parabola to rise again there, the encoder would be driven away from
+    the source wherever f overshoots.
+    """
+    f = jnp.maximum(f, -2)
     return f + f**2 / 4
 
 
@@ -100,14 +105,22 @@ class Rows(NamedTuple):
 class Aligner:
     """The alternation of f, encoder, tau and lambda.
 
-    `calibration`, `dynamics` and `penalty` weigh the calibration, the dynamics' violation and f's gradient penalty;
-    `budget` is what f's bottleneck may carry, in nats.
+    `alignment`, `calibration` and `dynamics` weigh the losses of the encoder, `penalty` the gradient penalty of f;
+    `budget` is what the bottleneck of f may carry, in nats.
     """
 
     def __init__(
-        self, divergence: Divergence | None, rates=None, *, calibration=1.0, dynamics=1.0, penalty=1.0, budget=0.1
+        self,
+        divergence: Divergence | None,
+        rates: Rates | None = None,
+        *,
+        alignment=1.0,
+        calibration=1.0,
+        dynamics=1.0,
+        penalty=1.0,
+        budget=0.1,
     ):
-        self.divergence, self.calibration, self.dynamics = divergence, calibration, dynamics
+        self.divergence, self.alignment, self.calibration, self.dynamics = divergence, alignment, calibration, dynamics
         self.penalty, self.budget = penalty, budget
         self.optimisers = {name: adam(rate) for name, rate in (rates or Rates())._asdict().items()}
 
@@ -169,7 +182,7 @@ class Aligner:
     def _encoder_losses(self, x_t, paired_x_t, paired_x_s, f: Dual, key, violation) -> dict:
         losses = {}
         if self.divergence:
-            losses["alignment"] = self.divergence.encoder_loss(f(x_t, key)[0])
+            losses["alignment"] = self.alignment * self.divergence.encoder_loss(f(x_t, key)[0])
         if paired_x_t is not None:
             losses["calibration"] = self.calibration * calibration_loss(paired_x_s, paired_x_t)
         if violation:

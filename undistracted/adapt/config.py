@@ -61,6 +61,8 @@ class AdaptConfig:
     """What f's bottleneck may carry, nats."""
     penalty: float = 1.0
     """Weight of f's gradient penalty."""
+    alignment_weight: float = 1.0
+    """Weight of the method's own loss."""
     calibration_weight: float = 1.0
     """Weight of the calibration."""
     dynamics_weight: float = 1.0
