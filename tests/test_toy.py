@@ -55,7 +55,7 @@ def test_everything_is_drawn_and_written(tmp_path, capsys):
 @pytest.fixture
 def optimised():
     """A loop of thousands of steps is worth compiling well."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
