@@ -17,6 +17,8 @@ KEYS = [
     "paper_run_minutes",
     "paper_run_minutes_4_seeds",
     "compile_s",
+    "adapt_step_ms",
+    "adapt_run_minutes",
 ]
 
 

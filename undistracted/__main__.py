@@ -14,6 +14,8 @@ from undistracted.errors import UserError
 VERBS = {
     "train": "train an agent on a task",
     "evaluate": "returns of a trained run on seen, unseen or no backgrounds, and a film",
+    "adapt": "adapt a run's encoder to a new look of its task, without rewards",
+    "toy": "the paper's 2-D example of the support constraint",
     "bench": "update, policy, environment and end-to-end rates of this machine",
     "tasks": "what can be learned",
     "agents": "what can learn",
@@ -67,6 +69,27 @@ def run_evaluate(args: list[str]) -> None:
     options = parse(EvaluateConfig, args, "evaluate")
     keep_compiled()
     print_summary(evaluate(options))
+
+
+def run_adapt(args: list[str]) -> None:
+    import tyro
+
+    from undistracted.adapt.config import AdaptConfig, preset_adapt
+
+    preset = value_of(args, "--preset") or "paper"
+    options = parse(AdaptConfig, args, "adapt", preset_adapt(tyro.MISSING, tyro.MISSING, preset))
+    from undistracted.adapt.adapt import adapt
+
+    if options.resume and value_of(args, "--steps") is None:
+        options = dataclasses.replace(options, steps=AdaptConfig.load_run(options.run_dir).steps)
+    keep_compiled()
+    adapt(options)
+
+
+def run_toy(args: list[str]) -> None:
+    from undistracted.adapt.toy import ToyConfig, toy
+
+    toy(parse(ToyConfig, args, "toy"))
 
 
 def run_bench(args: list[str]) -> None:

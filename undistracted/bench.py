@@ -11,13 +11,17 @@ from typing import Literal
 import jax
 import numpy as np
 
+from undistracted.adapt.agent import AdaptingAgent, Data
+from undistracted.adapt.config import preset_adapt
+from undistracted.agents import make_agent
 from undistracted.config import Config
-from undistracted.data import Batch
+from undistracted.data import IMAGE, Batch
 from undistracted.learner import Learner
 from undistracted.presets import complete, preset_config
 from undistracted.rollout import Environments
 
 PAPER_STEPS = 500_000
+ADAPT_STEPS, PAIRS = 50_000, 5_000  # of an adaptation, as in the paper
 SEEDS = 4  # trained at once, where several are
 ACTIONS = 6  # of the learners that are measured without environments
 
@@ -53,6 +57,7 @@ def bench(options: BenchConfig) -> dict:
     several = measure(config(seeds=SEEDS), options.updates)
     result[f"update_ms_per_seed_{SEEDS}"] = several["update_ms"] / SEEDS
     result[f"paper_run_minutes_{SEEDS}_seeds"] = several["paper_run_minutes"]
+    result |= measure_adaptation(config(), options.updates)
     with environments(config(envs=1)) as envs:
         result["env_steps_per_s_1_process"] = environment_rate(envs)
     stats = jax.devices()[0].memory_stats() or {}
@@ -75,6 +80,22 @@ def measure(config: Config, updates: int) -> dict:
         result["end_to_end_steps_per_s"] = end_to_end_rate(learner, envs, config)
     result["paper_run_minutes"] = PAPER_STEPS / result["end_to_end_steps_per_s"] / 60
     return result
+
+
+def measure_adaptation(config: Config, updates: int) -> dict:
+    """A step of calibrated support constraint, and the minutes that the paper's adaptation takes."""
+    say("measuring adaptation")
+    with environments(config) as envs:
+        agent = AdaptingAgent(make_agent(config, envs.action_size), preset_adapt("", config.task))
+        size = jax.eval_shape(agent.init, jax.random.key(0)).policy.model.encoder.size
+        source, pairs = (np.zeros((config.seeds, n, size), np.float16) for n in (config.replay_size, PAIRS))
+        data = Data(source, pairs, np.zeros((config.seeds, PAIRS, *IMAGE), np.uint8))
+        learner = Learner(config, envs.action_size, agent=agent, data=(data,))
+        fill(learner, config)
+        compile_time(learner)
+        step = update_time(learner, updates)
+        rate = end_to_end_rate(learner, envs, config)
+    return {"adapt_step_ms": step, "adapt_run_minutes": ADAPT_STEPS / rate / 60}
 
 
 def growth(config, updates: int) -> dict:

@@ -96,23 +96,29 @@ def load(run: Path, learner: Learner) -> dict:
 def load_state(run: Path, learner: Learner) -> dict:
     """Parameters, moments and counters of the newest checkpoint."""
     folder = run / "checkpoints" / f"{newest(run):09d}"
-    arrays = load_file(folder / "state.safetensors")
-    template = named(learner.state)
+    arrays, template = load_file(folder / "state.safetensors"), named(learner.state)
+    # An adapted run also keeps what only adapting needs.
+    arrays = {name: x for name, x in arrays.items() if name in template or not name.startswith(".players")}
     if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in template.items()}:
         raise UserError(f"{folder} does not fit the settings in {run / 'config.json'}")
     leaves = [jax.numpy.asarray(arrays[name]) for name in template]
     learner.state = learner.seeds.put(jax.tree.unflatten(jax.tree.structure(learner.state), leaves))
-    counters = json.loads((folder / "counters.json").read_text())
+    counters = counters_of(run)
     learner.updates = counters["updates"]
     return counters
 
 
 def load_learner(run: Path, config: Config) -> tuple[Learner, int]:
     """A learner for acting only, with the parameters of the newest checkpoint, and the checkpoint's step."""
-    counters = json.loads((run / "checkpoints" / f"{newest(run):09d}" / "counters.json").read_text())
+    counters = counters_of(run)
     learner = Learner(config, counters["action_size"], replay=False)
     load_state(run, learner)
     return learner, counters["step"]
+
+
+def counters_of(run: Path) -> dict:
+    """What the newest checkpoint keeps beside arrays."""
+    return json.loads((run / "checkpoints" / f"{newest(run):09d}" / "counters.json").read_text())
 
 
 def named(tree) -> dict:

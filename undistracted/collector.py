@@ -1,10 +1,15 @@
 """The training environments of every seed, and the rows they give to the replay."""
 
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
 
 from undistracted.config import Config
 from undistracted.data import Batch
+from undistracted.envs import clips_of
+from undistracted.evaluation import splits_of
 from undistracted.learner import Learner
 from undistracted.rollout import Environments
 
@@ -62,3 +67,16 @@ class Collector:
 
     def _by_seed(self, row: Batch) -> Batch:
         return jax.tree.map(lambda x: x.reshape(self.config.seeds, self.config.envs, *x.shape[1:]), row)
+
+
+def record_videos(config: Config) -> None:
+    """Write which clips each split uses beside the run's settings; decodes them once, before the workers start."""
+    if "test" not in splits_of(config.task):
+        return
+    names = {
+        split: list(clips_of(config.videos, split, config.color, config.protocol, config.seed).names)
+        for split in ("train", "test")
+    }
+    path = Path(config.run)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "videos.json").write_text(json.dumps(names, indent=2) + "\n")

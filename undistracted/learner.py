@@ -20,10 +20,11 @@ from undistracted.seeds import Seeds
 
 
 class Learner:
-    def __init__(self, config: Config, action_size: int, *, replay: bool = True, devices=None):
-        self.config, self.agent = config, make_agent(config, action_size)
+    def __init__(self, config: Config, action_size: int, *, agent=None, data=(), replay: bool = True, devices=None):
+        """`data` are arrays (S, ...) that every update of an agent is given beside its batch."""
+        self.config, self.agent = config, agent or make_agent(config, action_size)
         self.seeds = Seeds(config.seeds, devices)
-        self.updates = 0
+        self.data, self.updates = self.seeds.put(data), 0
         seeds = jnp.arange(config.seed, config.seed + config.seeds)
         keys = [
             jax.vmap(lambda s, stream=stream: jax.random.fold_in(jax.random.key(s), stream))(seeds)
@@ -55,8 +56,8 @@ class Learner:
             key = jax.random.fold_in(jax.random.fold_in(key, count), 1)
             return agent.sample(replay, key)
 
-        def update_one(state, batch, key, count):
-            state, metrics, *error = agent.update(state, batch, jax.random.fold_in(key, count))
+        def update_one(state, batch, key, count, data):
+            state, metrics, *error = agent.update(state, batch, jax.random.fold_in(key, count), *data)
             return state, metrics, error
 
         def add_one(replay, row):
@@ -67,20 +68,20 @@ class Learner:
             return priorities.rate(priority, batch, *error) if error else priority
 
         sample = home.map(sample_one, in_axes=(0, 0, None))
-        update_each = seeds.map(update_one, in_axes=(0, 0, 0, None))
+        update_each = seeds.map(update_one, in_axes=(0, 0, 0, None, 0))
         rate = home.map(rate_one)
 
-        def update(state, totals, batch, keys, count):
-            state, metrics, error = update_each(state, batch, keys, count)
+        def update(state, totals, batch, keys, count, data):
+            state, metrics, error = update_each(state, batch, keys, count, data)
             return state, jax.tree.map(jnp.add, totals, metrics), error
 
-        def block(state, totals, priority, replay, keys, count):
+        def block(state, totals, priority, replay, keys, count, data):
             """Only what changes is carried from update to update: the ring's rows are not."""
 
             def body(i, carry):
                 state, totals, priority = carry
                 batch = sample(replay._replace(priority=priority), keys, count + i)
-                state, totals, error = update(state, totals, batch, keys, count + i)
+                state, totals, error = update(state, totals, batch, keys, count + i, data)
                 return state, totals, rate(priority, batch, error)
 
             # A constant number of rounds, so that the host need not read a loop's condition back between them.
@@ -93,11 +94,11 @@ class Learner:
         self._add = jax.jit(home.spread(home.map(add_one), (0, 0)), donate_argnums=0)
         self._sample = jax.jit(home.spread(sample, (0, 0, None)))
         self._rate = jax.jit(home.spread(rate, (0, 0, 0)), donate_argnums=0)
-        axes = (0, 0, 0, 0, None)
+        axes = (0, 0, 0, 0, None, 0)
         self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1))
         self._block = jax.jit(seeds.spread(block, (0, *axes)), donate_argnums=(0, 1, 2))
         batch = jax.eval_shape(jax.vmap(sample_one, (0, 0, None)), self.replay, self.sample_keys, 0)
-        metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys)[1]
+        metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys, *self.data)[1]
         zeros = partial(jax.tree.map, lambda m: jnp.zeros(m.shape, m.dtype), metrics)
         self._zeros = jax.jit(zeros, out_shardings=seeds.sharding)
         self._copy = jax.jit(partial(jax.tree.map, jnp.copy))
@@ -131,12 +132,12 @@ class Learner:
 
     def _step_block(self, state, totals, count: int):
         rows = self.replay._replace(priority=None)
-        return self._block(state, totals, self.replay.priority, rows, self.update_keys, count)
+        return self._block(state, totals, self.replay.priority, rows, self.update_keys, count, self.data)
 
     def _step_apart(self, state, totals, count: int):
         """One gradient step with a batch that comes from the host."""
         drawn = self._sample(self.replay, self.sample_keys, count)
-        state, totals, error = self._update(state, totals, self.seeds.put(drawn), self.update_keys, count)
+        state, totals, error = self._update(state, totals, self.seeds.put(drawn), self.update_keys, count, self.data)
         return state, totals, self._rate(self.replay.priority, drawn, self.home.put(error))
 
     def metrics(self) -> list[dict]:

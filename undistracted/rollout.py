@@ -46,8 +46,8 @@ def reporting_death():
 class Environments:
     """A vector of environments: each call gives a row of every one; after an episode's last row comes a first one."""
 
-    def __init__(self, settings: list[dict], processes: bool = True):
-        make = [partial(make_env, **s) for s in settings]
+    def __init__(self, settings: list[dict], processes: bool = True, make=make_env):
+        make = [partial(make, **s) for s in settings]
         mode = gym.vector.AutoresetMode.NEXT_STEP
         if processes:
             self.vector = gym.vector.AsyncVectorEnv(make, context="forkserver", worker=worker, autoreset_mode=mode)

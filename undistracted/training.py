@@ -7,7 +7,6 @@ wait for its rows: strict alternation, slower. Nothing depends on timing either 
 """
 
 import dataclasses
-import json
 import shutil
 import time
 from pathlib import Path
@@ -16,9 +15,8 @@ import jax
 import numpy as np
 
 from undistracted import checkpoint
-from undistracted.collector import Collector
+from undistracted.collector import Collector, record_videos
 from undistracted.config import Config
-from undistracted.envs import clips_of
 from undistracted.errors import UserError
 from undistracted.evaluation import Evaluation, splits_of, summarise
 from undistracted.film import FilmWriter, png, sheet
@@ -34,8 +32,11 @@ COUNTERS = "taken", "count", "debt", "next_evaluation", "elapsed"
 
 def train(config: Config) -> dict:
     """Train as configured; the summary of the final evaluation, e.g. `train(config)["test"]["return"]`."""
-    config = prepare(config)
-    trainer = Trainer(config)
+    return drive(Trainer(prepare(config)))
+
+
+def drive(trainer: "Trainer") -> dict:
+    """Run to the end, or until asked to stop, and leave nothing running."""
     with asked_to_stop(trainer):
         try:
             return trainer.run()
@@ -70,7 +71,7 @@ class Trainer:
         c = config
         record_videos(c)
         envs = Environments([c.env("train", seed) for seed in range(c.seeds) for _ in range(c.envs)], c.processes)
-        self.learner = Learner(c, envs.action_size)
+        self.learner = self.make_learner(envs.action_size)
         self.collector = Collector(c, envs, self.learner)
         self.evaluation = Evaluation(c, self.learner)
         self.stop = False
@@ -88,12 +89,19 @@ class Trainer:
         self.terminal = Terminal(self._title(), c.steps)
         self.films = FilmWriter(self.terminal.say)
 
+    def make_learner(self, action_size: int) -> Learner:
+        return Learner(self.config, action_size)
+
+    def begin(self) -> None:
+        """Put into the replay what learning begins with."""
+        self.collector.prefill(self)
+        self.debt += self.config.warm_up_updates
+
     def run(self) -> dict:
         c = self.config
         began = time.monotonic() - self.elapsed
         if not c.resume:
-            self.collector.prefill(self)
-            self.debt += c.warm_up_updates
+            self.begin()
         if self.learner.updates == 0 and self.stop:
             return self._stopped("before learning began; nothing to save")
         self.collector.new_episodes(0, self.step, self.count)
@@ -167,17 +175,23 @@ class Trainer:
             self.log.picture(step, "model", png(picture), picture.shape)
 
     def _log(self) -> None:
-        for seed, metrics in enumerate(self.learner.metrics()):
+        for seed, metrics in enumerate(self.metrics()):
             values = {"updates": self.learner.updates, "wall_time": round(self.elapsed, 2)} | metrics
             if self.collector.returns[seed]:
                 values["return"] = float(np.mean(self.collector.returns[seed]))
             self.log.metrics(self.step, self.config.seed + seed, values)
-        shown = {"return": "{return:.0f}"} if "return" in values else {}
-        if "kl" in values:
-            shown["KL"] = "{kl:.1f}"
+        shown = {"return": f"{values['return']:.0f}"} if "return" in values else {}
+        self.terminal.show(self.step, **shown, **self.watched(values))
+
+    def metrics(self) -> list[dict]:
+        """What to log, one dictionary a seed."""
+        return self.learner.metrics()
+
+    def watched(self, values: dict) -> dict[str, str]:
+        """What the terminal's line shows of one seed's."""
         if "beta" in values:
-            shown |= {"KL": f"{{kl:.1f}} ({self.config.epsilon:g})", "beta": "{beta:.2g}"}
-        self.terminal.show(self.step, **{name: text.format(**values) for name, text in shown.items()})
+            return {"KL": f"{values['kl']:.1f} ({self.config.epsilon:g})", "beta": f"{values['beta']:.2g}"}
+        return {"KL": f"{values['kl']:.1f}"} if "kl" in values else {}
 
     def _checkpoint(self) -> None:
         if self.evaluation.running:
@@ -237,16 +251,3 @@ class Trainer:
 def next_multiple(step: int, every: int) -> int:
     """The first multiple of `every` after `step`."""
     return (step // every + 1) * every
-
-
-def record_videos(config: Config) -> None:
-    """Write which clips each split uses beside the run's settings; decodes them once, before the workers start."""
-    if "test" not in splits_of(config.task):
-        return
-    names = {
-        split: list(clips_of(config.videos, split, config.color, config.protocol, config.seed).names)
-        for split in ("train", "test")
-    }
-    path = Path(config.run)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "videos.json").write_text(json.dumps(names, indent=2) + "\n")

@@ -1,0 +1,298 @@
+"""Adaptation through the command line: what it moves and what it leaves, what it writes, how it goes on."""
+
+import csv
+import json
+import shutil
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from toy import COUNTING, STEADY
+
+from undistracted import checkpoint
+from undistracted.__main__ import main
+from undistracted.adapt.adapt import Adaptation
+from undistracted.adapt.agent import AdaptingAgent, Data, dynamics_violation
+from undistracted.adapt.config import VARIANTS, AdaptConfig, flags, preset_adapt
+from undistracted.adapt.results import ResultsConfig, results
+from undistracted.adapt.source import FILE, relative_distance
+from undistracted.agents.repo import RePo
+from undistracted.config import Config
+from undistracted.film import write_film
+from undistracted.rssm import balanced_kl
+
+SCHEDULE = ["--steps", "60", "--eval-every", "60", "--log-every", "30", "--calibration", "2", "--held-out", "1"]
+DEBUG = ["--preset", "debug", "--steps", "40", "--eval-every", "1000", "--seed", "3"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNDISTRACTED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A walker before a clean background, 20 steps an episode, hardly trained."""
+    run = tmp_path_factory.mktemp("runs") / "source"
+    assert main(["train", "dmc/walker-walk", *DEBUG, "--action-repeat", "50", "--run", str(run)]) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def adapted(source):
+    run, videos, noise = source.parent / "adapted", source.parent / "videos", np.random.default_rng(0)
+    for name in "abc":
+        write_film(videos / f"{name}.mp4", {"": list(noise.integers(0, 256, (20, 16, 16, 3), np.uint8))})
+    options = [*SCHEDULE, "--videos", str(videos), "--run", str(run)]
+    assert main(["adapt", str(source), "--task", "distracted/walker-walk", *options]) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory):
+    """Two seeds of a source that needs no renderer."""
+    run = tmp_path_factory.mktemp("runs") / "counting"
+    assert main(["train", STEADY, *DEBUG, "--seeds", "2", "--run", str(run)]) == 0
+    return run
+
+
+def arrays(run):
+    return load_file(run / "checkpoints" / f"{checkpoint.newest(run):09d}" / "state.safetensors")
+
+
+def metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_only_the_encoder_moves(source, adapted):
+    before, after = arrays(source), arrays(adapted)
+    assert before.keys() == {name for name in after if not name.startswith(".players")}
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert moved == {name for name in before if name.startswith(".policy.model.encoder")} != set()
+
+
+def test_what_an_adapted_run_holds(source, adapted):
+    config, options = Config.load_run(adapted), AdaptConfig.load_run(adapted)
+    assert (config.task, config.steps, config.seed, config.action_repeat) == ("distracted/walker-walk", 60, 3, 50)
+    assert (options.source, options.variant) == (str(source), "calibrated-support")
+    rows = list(csv.DictReader((adapted / "eval.csv").open()))
+    assert [(row["step"], row["split"]) for row in rows] == [
+        (step, split) for step in ("0", "60") for split in ("train", "test", "clean")
+    ]
+    assert {path.name for path in (adapted / "videos").iterdir()} == {"000000000.mp4", "000000060.mp4"}
+    assert set(json.loads((adapted / "videos.json").read_text())) == {"train", "test"}
+
+
+def test_health_is_logged(adapted):
+    first, *lines = metrics(adapted)
+    assert first["step"] == 0 and first["held_out_distance"] > 0, "before anything has moved"
+    health = {"tau", "lambda", "f_kl", "held_out_distance", "target_spread", "source_spread", "calibration_loss"}
+    assert [line["step"] for line in lines] == [30, 60]
+    assert all(health <= line.keys() and np.isfinite(list(line.values())).all() for line in lines)
+    assert "return" in lines[-1] and lines[-1]["updates"] in (2, 3)
+
+
+def test_the_data_of_an_adaptation(source, adapted):
+    kept, config = load_file(adapted / FILE), Config.load_run(source)
+    begin, end = checkpoint.counters_of(source)["rows"]
+    assert kept["source"].dtype == np.float16 and kept["source"].shape[:2] == (1, (end - begin) * config.envs)
+    assert kept["paired_target"].shape == (1, 2 * 21, 64, 64, 3), "two trajectories with their last rows"
+    assert kept["held_out_source"].shape[:2] == (1, 21)
+    rows = np.concatenate([load_file(path)["obs"] for *_, path in checkpoint.chunks(source / "checkpoints/replay")], 1)
+    learner, _ = checkpoint.load_learner(source, config)
+    encoder = jax.tree.map(lambda x: x[0], learner.state.policy.model.encoder)
+    expected = encoder(rows[0].reshape(-1, 64, 64, 3)[:7])
+    np.testing.assert_allclose(kept["source"][0, :7], expected, rtol=1e-3, atol=1e-6)
+    first = load_file(checkpoint.chunks(adapted / "checkpoints/replay")[0][2])["obs"]
+    np.testing.assert_array_equal(first[0, :21, 0], kept["paired_target"][0, :21], "the replay begins with the pairs")
+
+
+def test_it_is_a_run_like_any_other(adapted, tmp_path, capsys):
+    film = tmp_path / "film.mp4"
+    assert main(["evaluate", str(adapted), "--episodes", "1", "--video", str(film), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "distracted/walker-walk" and film.exists()
+    again = tmp_path / "again"
+    assert main(["adapt", str(adapted), "--task", "scoreboard/walker-walk", *SCHEDULE, "--run", str(again)]) == 0
+    before, after = arrays(adapted), arrays(again)
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert all(name.startswith((".policy.model.encoder", ".players")) for name in moved)
+    assert any(name.startswith(".policy.model.encoder") for name in moved)
+    np.testing.assert_array_equal(load_file(adapted / FILE)["source"], load_file(again / FILE)["source"])
+    pairs = load_file(again / FILE)["paired_target"][0]
+    assert (pairs[5, :14, :5] != load_file(adapted / FILE)["paired_target"][0, 5, :14, :5]).any(), "a scoreboard"
+
+
+def adapt(source, run, *more):
+    return main(["adapt", str(source), "--task", STEADY, *SCHEDULE, "--run", str(run), *map(str, more)])
+
+
+def test_pairs_recorded_elsewhere_and_resumed_equals_continuous(counting, tmp_path):
+    rng = np.random.default_rng(0)
+    names = {name: rng.integers(0, 256, (10, 64, 64, 3), np.uint8) for name in ("source", "target")}
+    np.savez(tmp_path / "pairs.npz", **names)
+    runs = whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = ["--checkpoint-every", 40, "--calibration", 0, "--pairs", tmp_path / "pairs.npz"]
+    assert adapt(counting, whole, *options, "--steps", 80) == 0
+    kept = load_file(whole / FILE)
+    np.testing.assert_array_equal(kept["paired_target"][1], names["target"][:9])
+    assert AdaptConfig.load_run(whole).variant == "calibrated-support" and kept["held_out_target"].shape[1] == 1
+
+    assert adapt(counting, parts, *options, "--steps", 40) == 0
+    assert main(["adapt", str(counting), "--task", STEADY, "--steps", "80", "--run", str(parts), "--resume"]) == 0
+    ours, theirs = (arrays(run) for run in runs)
+    assert ours.keys() == theirs.keys() and len([name for name in ours if ".players" in name]) > 10
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], name)
+    ours, theirs = ([{k: v for k, v in m.items() if k != "wall_time"} for m in metrics(run)] for run in runs)
+    assert ours == theirs and len(ours) == 6
+
+
+def test_a_source_without_replay_and_seeds_that_adapt_by_themselves(counting, tmp_path, capsys):
+    source, run = tmp_path / "source", tmp_path / "run"
+    shutil.copytree(counting, source)
+    shutil.rmtree(source / "checkpoints" / "replay")
+    path = source / "checkpoints" / f"{checkpoint.newest(source):09d}" / "counters.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rows": None}))
+    ila = ["--method", "distribution", "--calibration", 0, "--dynamics-kl"]
+    assert adapt(source, run, *ila) == 2
+    assert "--collect-source 50000" in capsys.readouterr().err.splitlines()[-1]
+    assert adapt(source, run, *ila, "--collect-source", 31) == 0
+    assert load_file(run / FILE)["source"].shape[:2] == (2, 32), "two environments a seed"
+    assert AdaptConfig.load_run(run).variant == "ila"
+    lines = metrics(run)[-2:]
+    assert [line["seed"] for line in lines] == [3, 4]
+    assert lines[0]["alignment_loss"] != lines[1]["alignment_loss"]
+    assert all("dynamics_loss" in line and "calibration_loss" not in line and "tau" not in line for line in lines)
+    assert json.loads((run / "checkpoints/000000060/counters.json").read_text())["random_returns"], "random episodes"
+
+
+MISTAKES = {
+    "no run": (["nosuchrun"], "nosuchrun is not a run directory"),
+    "task": (["SOURCE", "--task", "distracted/walker-wlak"], "did you mean 'distracted/walker-walk'"),
+    "nothing": (["SOURCE", "--method", "none", "--calibration", "0"], "nothing to adapt by"),
+    "negative": (["SOURCE", "--calibration", "-1"], "--calibration is -1"),
+    "method": (["SOURCE", "--method", "magic"], "magic"),
+    "preset": (["SOURCE", "--preset", "mine"], "choose one of paper, official"),
+    "body": (["SOURCE", "--task", "dmc/cartpole-swingup"], "takes 1 actions, the agent of"),
+    "apart": (["SOURCE", "--task", COUNTING], "not of one state"),
+    "file": (["SOURCE", "--pairs", "nosuchfile.npz"], "cannot read pairs from 'nosuchfile.npz'"),
+    "occupied": (["SOURCE", "--run", "SOURCE"], "already holds a run"),
+    "resume": (["SOURCE", "--resume", "--run", "nosuchrun"], "is not an adapted run"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, counting, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments, words = MISTAKES[name]
+    arguments = [str(counting) if word == "SOURCE" else word for word in arguments]
+    task = [] if "--task" in arguments else ["--task", STEADY]
+    assert main(["adapt", *arguments, *task]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and words in line
+
+
+def test_results_of_several_runs(tmp_path, capsys):
+    returns = {0: (100, 90, 800), 50_000: (720, 640, 700)}  # train, test, clean
+    for variant, share in (("calibrated-support", 1.0), ("ila", 0.5)):
+        run = tmp_path / variant
+        run.mkdir()
+        preset_adapt("runs/x", "distracted/walker-walk", **flags(variant)).save(run)
+        lines = ["step,seed,split,episode,return,length,success"]
+        for step, by_split in returns.items():
+            for split, value in zip(("train", "test", "clean"), by_split, strict=True):
+                value = value if step == 0 else share * value
+                lines += [f"{step},{seed},{split},{e},{value + e - 0.5},500," for seed in (0, 1) for e in (0, 1)]
+        (run / "eval.csv").write_text("\n".join(lines) + "\n")
+    results(ResultsConfig([str(tmp_path / "ila"), str(tmp_path / "calibrated-support")], str(tmp_path / "table")))
+    table = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert list(table[0]) == ["task", "variant", "seed", "step", "split", "return"] and len(table) == 2 * 2 * 2 * 3
+    assert [row["return"] for row in table if row["variant"] == "ila" and row["step"] == "50000"][-1] == "360.0"
+    said = capsys.readouterr().err
+    assert "clean 800 before" in said and "80% of clean" in said and "40% of clean" in said
+    assert (tmp_path / "table.png").stat().st_size > 10_000
+
+
+def test_a_collapse_is_noticed_once(capsys):
+    adaptation = Adaptation.__new__(Adaptation)
+    adaptation.held_out, adaptation.collapsed, adaptation.step, said = [], False, 500, []
+    adaptation.config = SimpleNamespace(task="distracted/walker-walk")
+    adaptation.terminal = SimpleNamespace(say=said.append)
+    for target, warnings in ((0.5, 0), (0.005, 1), (0.005, 1)):
+        row = {"target_spread": target, "source_spread": 1.0}
+        adaptation.learner = SimpleNamespace(metrics=lambda row=row: [row])
+        assert adaptation.metrics() == [row] and len(said) == warnings
+    assert "collapsed" in said[0] and "--calibration" in said[0]
+
+
+@pytest.fixture(scope="module")
+def data(batch):
+    """Pairs whose target side is the negative of the source's, encoded as the source once did."""
+    frames = np.asarray(batch.obs).reshape(-1, 64, 64, 3)
+    return lambda encoder: Data(encoder(frames), encoder(frames), jnp.asarray(255 - frames))
+
+
+def adapting(agent, state, variant, **more):
+    options = preset_adapt("runs/x", "distracted/walker-walk", hidden=16, code=4, **flags(variant), **more)
+    wrapped = AdaptingAgent(agent, options)
+    players = wrapped.aligner.init(state.policy.model.encoder, state.policy.model.encoder.size, jax.random.key(1),
+                                   **wrapped.sizes)  # fmt: skip
+    return wrapped, jax.jit(wrapped.init)(jax.random.key(0))._replace(**state._asdict(), players=players)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant, agent, state, batch, data, key):
+    """Each has its own losses, moves the encoder, and nothing else of the agent."""
+    wrapped, before = adapting(agent, state, variant)
+    row, pairs = VARIANTS[variant], data(state.policy.model.encoder)
+    pairs = pairs if row.calibrated else pairs._replace(paired_source=None, paired_target=None)
+    after, metrics = jax.jit(wrapped.update)(before, batch, key, pairs)
+    losses = {"alignment": row.method != "none", "calibration": row.calibrated, "dynamics": row.dynamics_kl}
+    assert {name: f"{name}_loss" in metrics for name in losses} == losses
+    assert ("tau" in metrics) == (row.method == "support")
+    before, after = (checkpoint.named(x) for x in (before, after))
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert {name for name in before if name.startswith(".policy.model.encoder")} <= moved
+    assert all(name.startswith((".policy.model.encoder", ".players")) for name in moved)
+
+
+def test_calibration_undoes_a_negative(agent, state, batch, data, key):
+    wrapped, adapting_state = adapting(agent, state, "calibration", encoder_lr=3e-3)
+    pairs, update = data(state.policy.model.encoder), jax.jit(wrapped.update)
+
+    def distance(state):
+        return relative_distance(pairs.paired_source, state.policy.model.encoder(pairs.paired_target))
+
+    begin = distance(adapting_state)
+    for i in range(150):
+        adapting_state, _ = update(adapting_state, batch, jax.random.fold_in(key, i), pairs)
+    assert distance(adapting_state) < 0.3 * begin
+
+
+def test_relative_distance_is_one_for_the_mean():
+    x = jnp.array([[0.0, 2.0], [4.0, 2.0]], jnp.float16)
+    np.testing.assert_allclose(relative_distance(x, x), 0)
+    np.testing.assert_allclose(relative_distance(x, jnp.broadcast_to(x.mean(0), x.shape)), 1)
+
+
+def test_the_dynamics_violation_is_the_models_kl(agent, state, batch, key):
+    model: RePo = state.policy.model
+    x = model.encoder(batch.obs)
+    _, posterior, prior = model.rssm.observe(x, batch.action, batch.first, key)
+    violation = dynamics_violation(model.rssm, batch, key, x)
+    np.testing.assert_allclose(violation, balanced_kl(posterior, prior, 0.8).mean(), rtol=1e-5)
+
+
+def test_presets():
+    paper, official = (preset_adapt("a", "b", preset) for preset in ("paper", "official"))
+    assert (paper.depth, paper.f_lr, official.depth, official.f_lr) == (2, 1e-4, 4, 3e-4)
+    assert {flags_variant(name) for name in VARIANTS} == set(VARIANTS)
+
+
+def flags_variant(name: str) -> str:
+    return preset_adapt("a", "b", **flags(name)).variant

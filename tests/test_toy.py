@@ -1,0 +1,76 @@
+"""The 2-D example tells the paper's story, on the functions that adaptation uses."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from undistracted.__main__ import main
+from undistracted.adapt.toy import (
+    ADDED,
+    HALF,
+    SIDE,
+    calibration_latents,
+    distance_violation,
+    emit,
+    recover_panel,
+    test_latents,
+    train_latents,
+)
+
+test_latents.__test__ = False
+
+
+def test_latents_and_their_emission(key):
+    train, test = train_latents(key, 2000), test_latents(key, 2000)
+    np.testing.assert_allclose([train.min(0), train.max(0)], [[0, 0], [SIDE, SIDE]], atol=0.1)
+    np.testing.assert_allclose([test.min(0), test.max(0)], [[0, 0], HALF], atol=0.1)
+    np.testing.assert_allclose(jnp.log(emit(train) / 0.025), train, atol=1e-5)
+    spread, skewed = calibration_latents(key, 0.0), calibration_latents(key, 1.0)
+    assert (spread.min(0) < 0.25 * HALF).all() and (spread.max(0) > 0.75 * HALF).all()
+    assert (skewed >= 2 / 3 * HALF).all() and (skewed <= HALF).all()
+
+
+def test_distances_are_kept_by_moves_and_turns_only(key):
+    x = test_latents(key, 20)
+    turned = x @ jnp.array([[0.6, -0.8], [0.8, 0.6]]) + 3
+    np.testing.assert_allclose(distance_violation(x, turned), 0, atol=1e-6)
+    assert distance_violation(x, 1.1 * x) > 0.01
+    a, b = jnp.array([[0.0, 0.0], [3.0, 0.0]]), jnp.array([[0.0, 0.0], [3.1, 0.0]])
+    np.testing.assert_allclose(distance_violation(a, b), 0.1**2 / 2, rtol=0.05)  # half of the pairs are of one row
+
+
+def test_everything_is_drawn_and_written(tmp_path, capsys):
+    assert main(["toy", "--steps", "4", "--out", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "toy.json").read_text())
+    assert {method: list(errors) for method, errors in result["error"].items()} == {
+        method: list(ADDED) for method in ("distribution", "support")
+    }
+    assert (tmp_path / "toy.png").stat().st_size > 20_000
+    assert capsys.readouterr().err.count("error ") == 10
+
+
+@pytest.fixture
+def optimised():
+    """A loop of thousands of steps is worth compiling well."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def test_the_papers_story(optimised):
+    """Distribution matching stretches whatever is added; the support constraint agrees with good calibration, and with
+    a skewed one as soon as distances are kept."""
+
+    def error(method, added):
+        return recover_panel(method, added, steps=4_000, seed=0)[2]
+
+    skewed, rescued = "skewed calibration", "skewed calibration + dynamics"
+    support = {added: error("support", added) for added in ("calibration", skewed, rescued)}
+    distribution = {added: error("distribution", added) for added in ("calibration", rescued)}
+    assert support["calibration"] < 0.35 and support[rescued] < 0.35, support
+    assert support[skewed] > 0.7, support
+    assert distribution["calibration"] > 0.5 and distribution[rescued] > 0.7, distribution
