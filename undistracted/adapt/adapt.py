@@ -18,7 +18,7 @@ from undistracted.adapt.agent import AdaptingAgent, Data
 from undistracted.adapt.config import AdaptConfig
 from undistracted.adapt.pairs import columns, gather_pairs
 from undistracted.adapt.source import FILE, FrozenEncoder, relative_distance, source_encodings
-from undistracted.agents import AGENTS, make_agent
+from undistracted.agents import make_agent
 from undistracted.agents.latent import LatentAgent
 from undistracted.config import Config
 from undistracted.envs import check_task
@@ -46,7 +46,7 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
             raise UserError(f"{run} holds an adaptation of {saved.source} to {saved.task}; name the same to resume it")
         return dataclasses.replace(saved, **changes), dataclasses.replace(Config.load_run(run), **changes)
     source = Config.load_run(Path(options.source))
-    if not issubclass(getattr(AGENTS[source.agent].make, "func", type), LatentAgent):
+    if not isinstance(make_agent(source, action_size=1), LatentAgent):
         raise UserError(f"{options.source} is a run of {source.agent}, which has no encoder apart from its dynamics")
     checkpoint.newest(Path(options.source))
     if checkpoint.steps(run):
