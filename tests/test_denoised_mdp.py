@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_dreamer import SIZES, term_gradients
 from test_nets import shapes
 from test_repo import zero
 
@@ -16,7 +17,7 @@ from undistracted.dists import Normal, kl
 from undistracted.presets import preset_config
 from undistracted.rssm import Latent, normal
 
-SIZES = Denoised(y_belief=5, y_state=3)
+OWN = Denoised(y_belief=5, y_state=3)
 
 
 def build(config):
@@ -25,7 +26,7 @@ def build(config):
 
 @pytest.fixture(scope="module")
 def denoised(tiny):
-    return tiny(agent="denoised-mdp", denoised=SIZES)
+    return tiny(agent="denoised-mdp", denoised=OWN, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_ys_prior_ignores_actions(model, batch, observed):
     np.testing.assert_array_equal(ay.belief, by.belief)
     assert_close(rssm.y.prior(ay.belief), rssm.y.prior(by.belief), rtol=0)
     assert (np.abs(ax.belief - bx.belief).max(-1) > 1e-4).all()
-    assert rssm.y.inputs.weight.shape[0] == SIZES.y_state, "it has no place for an action"
+    assert rssm.y.inputs.weight.shape[0] == OWN.y_state, "it has no place for an action"
 
 
 def test_ys_belief_ignores_x(model, observed, batch):
@@ -117,18 +118,11 @@ def test_losses_are_the_objective(denoised, model, batch, observed, key):
 
 
 def test_each_loss_reaches_its_own_parameters(tiny, model, batch, key):
-    settings = tiny(agent="denoised-mdp", denoised=SIZES, free_nats=0.0)
+    settings = tiny(agent="denoised-mdp", denoised=OWN, free_nats=0.0, **SIZES)
     structure = jax.tree.structure(eqx.filter_eval_shape(lambda key: DenoisedMDP(settings, 2, key), key))
     model = jax.tree.unflatten(structure, jax.tree.leaves(model))
 
-    @eqx.filter_jit
-    def gradients(model):
-        return {
-            name: eqx.filter_grad(lambda model, name=name: model.losses(batch, key)[1][name].mean())(model)
-            for name in ("image", "reward", "kl", "kl_y")
-        }
-
-    grads = gradients(model)
+    _, grads = term_gradients(model, batch, key)
     priors = {name: [not zero(slot.prior_out) for slot in (g.rssm.x, g.rssm.y)] for name, g in grads.items()}
     assert priors == {"image": [False] * 2, "reward": [False] * 2, "kl": [True, False], "kl_y": [False, True]}
     heads = {name: [not zero(part) for part in (g.reward, g.reward_y, g.decoder)] for name, g in grads.items()}
@@ -140,7 +134,7 @@ def test_each_loss_reaches_its_own_parameters(tiny, model, batch, key):
 
 def test_without_y_it_is_dreamer(tiny, batch, key):
     """The same parameters, the same losses and gradients."""
-    config = tiny(agent="denoised-mdp", denoised=Denoised(y_state=0))
+    config = tiny(agent="denoised-mdp", denoised=Denoised(y_state=0), **SIZES)
     denoised = build(config)
     dreamer = eqx.filter_jit(lambda key: Dreamer(config, 2, key))(jax.random.key(0))
     slots, rssm = denoised.rssm, dreamer.rssm

@@ -18,11 +18,30 @@ from undistracted.presets import preset_config
 from undistracted.rssm import Latent
 
 PARTS = ("encoder", "rssm", "reward", "decoder")
+SIZES = dict(channels=(4, 8), shrink=4)  # pictures of 16x16: quick to compile and to learn from
+
+
+def term_gradients(model, batch, key) -> tuple[dict, dict]:
+    """The mean of each term of a model's objective, and its gradient."""
+
+    @eqx.filter_jit
+    def run(model):
+        def means(model):
+            losses = model.losses(batch, key)[1]
+            return jnp.stack([loss.mean() for loss in losses.values()]), tuple(losses)
+
+        values, pullback, names = eqx.filter_vjp(means, model, has_aux=True)
+        return values, jax.vmap(pullback)(jnp.eye(len(values))), names
+
+    values, (gradients,), names = run(model)
+    return dict(zip(names, values, strict=True)), {
+        name: jax.tree.map(lambda g, i=i: g[i], gradients) for i, name in enumerate(names)
+    }
 
 
 @pytest.fixture(scope="module")
 def dreamer(tiny):
-    return tiny(agent="dreamer")
+    return tiny(agent="dreamer", **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +87,7 @@ def test_losses_are_the_bound(dreamer, model, batch, run, key):
 def test_each_loss_reaches_its_own_parameters(model, batch, key):
     model = eqx.tree_at(lambda m: m.rssm.posterior_out.bias, model, replace_fn=lambda b: b + 9)  # above the free nats
 
-    @eqx.filter_jit
-    def gradients(model):
-        def term(name):
-            return eqx.filter_grad(lambda model: model.losses(batch, key)[1][name].mean())(model)
-
-        return {name: term(name) for name in ("image", "reward", "kl")}
-
-    grads = gradients(model)
+    _, grads = term_gradients(model, batch, key)
     reached = {name: {part for part in PARTS if not zero(getattr(g, part))} for name, g in grads.items()}
     assert reached == {
         "image": {"encoder", "rssm", "decoder"},
@@ -89,7 +101,7 @@ def test_each_loss_reaches_its_own_parameters(model, batch, key):
 
 def test_nothing_pushes_a_kl_below_the_free_nats(tiny, model, batch, key):
     def gradient(nats):
-        settings = tiny(agent="dreamer", free_nats=nats)
+        settings = tiny(agent="dreamer", free_nats=nats, **SIZES)
         other = eqx.filter_eval_shape(lambda key: Dreamer(settings, 2, key), key)
         other = jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(model))
         return eqx.filter_jit(eqx.filter_grad(lambda m: m.losses(batch, key)[1]["kl"].mean()))(other)
@@ -161,7 +173,7 @@ def test_discounted_returns_weigh_by_powers_of_gamma(config, state):
 
 def test_adams_epsilon_is_that_of_the_settings(tiny, model):
     """A gradient of the size of epsilon moves by half of the rate."""
-    optimiser = Dreamer.optimiser(tiny(agent="dreamer", adam_eps=1e-3, model_lr=0.5))
+    optimiser = Dreamer.optimiser(tiny(agent="dreamer", **SIZES, adam_eps=1e-3, model_lr=0.5))
     gradients = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), model)
     updates, _ = jax.jit(lambda g: optimiser.update(g, optimiser.init(model), model))(gradients)
     for update in jax.tree.leaves(updates):

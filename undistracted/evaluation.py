@@ -57,7 +57,8 @@ class Evaluation:
         self.envs = Environments([config.env(split, seed) for seed, split in each], config.processes)
         self.running = False
         self.shown = self.splits.index("test") if "test" in self.splits else 0
-        self._pictures = jax.jit(getattr(learner.agent, "pictures", lambda policy, batch: {}))
+        pictures = getattr(learner.agent, "pictures", lambda policy, batch: {})
+        self._pictures = jax.jit(lambda policy, batch: pictures(jax.tree.map(lambda x: x[0], policy), batch))
 
     def start(self, step: int) -> None:
         c = self.config
@@ -106,7 +107,7 @@ class Evaluation:
         """Films (T, 64, 64, 3) by name, of agents that have them; padded rows keep the call at one shape."""
         rows = [*self.rows, *[self.rows[-1]] * (SHOWN - len(self.rows))]
         batch = jax.tree.map(lambda *x: np.stack(x)[:, None], *rows)
-        films = self._pictures(jax.tree.map(lambda x: x[0], self.policy), batch)
+        films = self._pictures(self.policy, batch)
         return {name: np.asarray(film)[: len(self.rows)] for name, film in films.items()}
 
     def close(self) -> None:
