@@ -30,11 +30,10 @@ def objective(f, tau, p=P, q=Q):
     return -SUPPORT.f_loss(n * p * f, jnp.zeros(1), tau) - (q * conjugate(f)).sum()
 
 
+@jax.jit
 def maximum(tau, p=P, q=Q):
     """Over f, by many small steps."""
-    f = jnp.zeros(len(p))
-    for _ in range(2000):
-        f = f + 0.5 * jax.grad(objective)(f, tau, p, q)
+    f = jax.lax.fori_loop(0, 2000, lambda _, f: f + 0.5 * jax.grad(objective)(f, tau, p, q), jnp.zeros(len(p)))
     return f, objective(f, tau, p, q)
 
 
