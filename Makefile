@@ -5,6 +5,7 @@ PRESET ?= auto
 ARGS ?=
 
 BIN := .venv/bin
+PARALLEL := -n 2 --dist loadfile # a file stays in one process, which compiles what its tests share
 
 # The stamps carry the kind of machine in their names, so that a tree set up on a machine without a GPU is set up
 # again, with CUDA, once it is used on one that has a GPU.
@@ -25,10 +26,10 @@ train: $(READY) ## set up, then train: make train [TASK=...] [PRESET=...] [ARGS=
 	$(BIN)/undistracted train $(TASK) --preset $(PRESET) $(ARGS)
 
 test: lint ## set up, lint, and run the quick tests
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" $(PARALLEL)
 
 test-all: lint ## set up, lint, and run every test, the slow ones too
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 lint: $(READY_DEV) ## check style and formatting
 	$(BIN)/ruff check

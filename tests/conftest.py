@@ -7,8 +7,9 @@ Nearly all the time of the tests is XLA's: it optimises less here, and what one 
 import os
 import tempfile
 
-CACHE = tempfile.TemporaryDirectory(prefix="undistracted-tests-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
+if "PYTEST_XDIST_WORKER" not in os.environ:  # else the process that started this one has made it
+    CACHE = tempfile.TemporaryDirectory(prefix="undistracted-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"  # to spread seeds over, or to play the host
