@@ -71,7 +71,11 @@ class Trainer:
         c = config
         record_videos(c)
         envs = Environments([c.env("train", seed) for seed in range(c.seeds) for _ in range(c.envs)], c.processes)
-        self.learner = self.make_learner(envs.action_size)
+        try:
+            self.learner = self.make_learner(envs.action_size)
+        except BaseException:
+            envs.close()
+            raise
         self.collector = Collector(c, envs, self.learner)
         self.evaluation = Evaluation(c, self.learner)
         self.stop = False

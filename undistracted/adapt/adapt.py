@@ -5,11 +5,13 @@ that are owed. What differs is the agent (`agent.py`), whose update plays the ga
 with: encodings of all that the source has seen, and pairs of both looks.
 """
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import jax
 import numpy as np
+from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from undistracted import checkpoint
@@ -67,6 +69,12 @@ def check(options: AdaptConfig) -> None:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must not be negative")
 
 
+def at_it(text: str):
+    """Something to look at on a terminal, while it lasts."""
+    console = Console(stderr=True)
+    return console.status(text) if console.is_terminal else contextlib.nullcontext()
+
+
 class Adaptation(Trainer):
     def __init__(self, options: AdaptConfig, config: Config):
         self.options, self.rows, self.before, self.collapsed = options, None, {}, False
@@ -102,8 +110,10 @@ class Adaptation(Trainer):
     def _gather(self, source: Path, frozen: Learner) -> None:
         """Write what adapting draws from: it is made once, and a resumed adaptation finds it again."""
         config, encode = Config.load_run(source), FrozenEncoder(frozen)
-        gathered = gather_pairs(self.options, config, self.config, frozen)
-        arrays = {"source": source_encodings(source, config, frozen, encode, self.options.collect_source)}
+        with at_it("gathering pairs of both looks"):
+            gathered = gather_pairs(self.options, config, self.config, frozen)
+        with at_it("encoding what the source has seen"):
+            arrays = {"source": source_encodings(source, config, frozen, encode, self.options.collect_source)}
         for name, pairs in (("paired", gathered.calibration), ("held_out", gathered.held_out)):
             if pairs is not None:
                 arrays |= {f"{name}_source": encode(pairs.source), f"{name}_target": pairs.target}

@@ -6,6 +6,7 @@ Of every seed, pairs are (S, P, ...); the target's side of trajectories is exper
 import zipfile
 from typing import NamedTuple
 
+import gymnasium
 import jax
 import numpy as np
 
@@ -47,10 +48,11 @@ def drive_pairs(source: Config, target: Config, learner: Learner, count: int, po
     """Of each seed, `count` trajectories (T, ...) of six channels; the learner acts on what the source shows."""
     each, seeds = min(count, source.envs), source.seeds
     looks = [{"source": source.env("train", s), "target": target.env("train", s)} for s in range(seeds)]
+    level, gymnasium.logger.min_level = gymnasium.logger.min_level, 100  # looks that part are no worker's traceback
     envs = Environments([look for look in looks for _ in range(each)], source.processes, make_pair)
-    sequences = [[source.seed + s, 2, i] for s in range(seeds) for i in range(each)]
-    rng, carry = np.random.default_rng([source.seed, 2]), learner.initial_carry(each)
     try:
+        sequences = [[source.seed + s, 2, i] for s in range(seeds) for i in range(each)]
+        rng, carry = np.random.default_rng([source.seed, 2]), learner.initial_carry(each)
         rows = [envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in sequences])]
         played = np.zeros(envs.count, int)
         while played.min() * each < count:
@@ -65,6 +67,7 @@ def drive_pairs(source: Config, target: Config, learner: Learner, count: int, po
             rows.append(jax.tree.map(np.copy, row))
             played[[episode.env for episode in episodes]] += 1
     finally:
+        gymnasium.logger.min_level = level
         envs.close()
     columns = [trajectories(rows, env) for env in range(envs.count)]
     turns = [zip(*columns[s * each : (s + 1) * each], strict=False) for s in range(seeds)]  # every column's first, ...
