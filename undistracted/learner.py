@@ -31,7 +31,9 @@ class Learner:
             for stream in range(3)
         ]
         init_key, self.act_keys, self.update_keys = self.seeds.put(keys)
-        self.state = jax.jit(jax.vmap(self.agent.init), out_shardings=self.seeds.sharding)(init_key)
+        # One seed after the other: the batched QR of orthogonal weights never ends on a CPU of few cores.
+        init = partial(jax.lax.map, self.agent.init)
+        self.state = jax.jit(init, out_shardings=self.seeds.sharding)(init_key)
         capacity = config.replay_size // config.envs if replay else config.length
         self.window = getattr(self.agent, "window", None)  # of agents that draw by priority
         new_ring = partial(ring.empty, capacity, config.envs, action_size, self.window is not None)
