@@ -31,7 +31,7 @@ class Learner:
             for stream in range(3)
         ]
         init_key, self.act_keys, self.update_keys = self.seeds.put(keys)
-        # One seed after the other: the batched QR of orthogonal weights never ends on a CPU of few cores.
+        # One seed after the other: mapped over seeds, agents with orthogonal weights hung here on two CPU cores.
         init = partial(jax.lax.map, self.agent.init)
         self.state = jax.jit(init, out_shardings=self.seeds.sharding)(init_key)
         capacity = config.replay_size // config.envs if replay else config.length
