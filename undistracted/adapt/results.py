@@ -87,7 +87,8 @@ def draw(rows: list[tuple], path: Path) -> None:
                     axis.plot(
                         steps, returns, marker=".", label=variant, lw=2.5 if variant == "calibrated-support" else 1.2
                     )
-            axis.set(title=f"{task}, {title}", ylim=(0, None))
+            axis.set(title=f"{task}, {title}")
+            axis.update_datalim([(0, 0)])  # from zero up, to the highest of both: a limit set now would be the first's
         pair[0].set_ylabel("return")
     for axis in axes[-1]:
         axis.set_xlabel("agent steps")
