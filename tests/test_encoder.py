@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_nets import PAPER, count, double, shapes
 
-from undistracted.encoder import Encoder, native_conv, packed, patch_conv, scaled
+from undistracted.encoder import NATIVE, PATCHES, Encoder, Form, native_conv, packed, patch_conv, scaled
 
 
 def loop_conv(x, weight):
@@ -34,6 +34,15 @@ def test_convolutions_are_the_loop(conv, size):
     np.testing.assert_allclose(y, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("form", [PATCHES, NATIVE])
+def test_the_first_convolution_gives_packed_values(form):
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(2, 16, 12, 3)), rng.normal(size=(48, 5))
+    y = form.first(packed(jnp.float32(x)), jnp.float32(weight))
+    expected = packed(np.stack([loop_conv(image, weight) for image in x]))
+    np.testing.assert_allclose(y, expected, atol=1e-4)
+
+
 def test_encoder_has_the_papers_sizes():
     seen = []
 
@@ -41,7 +50,7 @@ def test_encoder_has_the_papers_sizes():
         seen.append(x.shape)
         return patch_conv(x, weight)
 
-    encoder = shapes(Encoder, PAPER.channels, conv=conv)
+    encoder = shapes(Encoder, PAPER.channels, form=Form(conv, lambda x, weight: packed(conv(x, weight))))
     obs = jax.ShapeDtypeStruct((7, 5, 64, 64, 3), jnp.uint8)
     out = eqx.filter_eval_shape(lambda encoder, obs: encoder(obs), encoder, obs)
     assert seen == [(7, 5, 32, 32, 12), (7, 5, 15, 15, 128), (7, 5, 7, 7, 256), (7, 5, 3, 3, 512)]
@@ -74,9 +83,9 @@ def loss_and_gradient(apply, encoder, obs):
     return eqx.filter_value_and_grad(lambda encoder: (apply(encoder, obs) ** 2).sum())(encoder)
 
 
-@pytest.mark.parametrize("conv", [patch_conv, native_conv])
-def test_gradient_is_the_plain_one(key, pictures, conv):
-    encoder = Encoder((8, 4, 4, 4), key, conv=conv)
+@pytest.mark.parametrize("form", [PATCHES, NATIVE])
+def test_gradient_is_the_plain_one(key, pictures, form):
+    encoder = Encoder((8, 4, 4, 4), key, form=form)
     ours = loss_and_gradient(lambda encoder, obs: encoder(obs), encoder, pictures[0])
     theirs = loss_and_gradient(reference, encoder, pictures[0])
     assert float(theirs[0]) > 0
@@ -84,10 +93,10 @@ def test_gradient_is_the_plain_one(key, pictures, conv):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("conv", [patch_conv, native_conv])
-def test_several_seeds_are_each_seed_alone(key, pictures, conv):
+@pytest.mark.parametrize("form", [PATCHES, NATIVE])
+def test_several_seeds_are_each_seed_alone(key, pictures, form):
     def run(key, obs):
-        return loss_and_gradient(lambda encoder, obs: encoder(obs), Encoder((4, 4, 4, 4), key, conv=conv), obs)
+        return loss_and_gradient(lambda encoder, obs: encoder(obs), Encoder((4, 4, 4, 4), key, form=form), obs)
 
     keys = jax.random.split(key, 3)
     together = jax.jit(jax.vmap(run))(keys, pictures)

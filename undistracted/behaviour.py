@@ -1,6 +1,7 @@
 """Behaviour learning in imagination: lambda-returns, pathwise actor gradient, critic regression."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -12,6 +13,8 @@ from jaxtyping import Array, Float
 from undistracted.dists import Normal, squash, unit_nll
 from undistracted.nets import MLP
 from undistracted.rssm import Latent
+from undistracted.seeds import each_seed
+from undistracted.slopes import Trace, trace, traced_value
 
 
 class Actor(eqx.Module):
@@ -43,14 +46,16 @@ class Actor(eqx.Module):
 
 
 def lambda_return(reward, value, gamma: float, lambda_: float) -> Float[Array, "H-1 *n"]:
-    """R_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda R_{t+1}), R_H = V_H, for (H, ...) rewards and values."""
+    """R_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda R_{t+1}), R_H = V_H, for (H, ...) rewards and values.
 
-    def step(following, row):
-        reward, next_value = row
-        following = reward + gamma * ((1 - lambda_) * next_value + lambda_ * following)
-        return following, following
-
-    return jax.lax.scan(step, value[-1], (reward[:-1], value[1:]), reverse=True)[1]
+    Unrolled, R_t is the sum of (gamma lambda)^k (r_{t+k} + gamma (1 - lambda) V_{t+k+1}), and of what follows the last:
+    one product, where a GPU would wait for each step of a loop."""
+    each = reward[:-1] + gamma * (1 - lambda_) * value[1:]
+    each = each.at[-1].add(gamma * lambda_ * value[-1])
+    step = jnp.arange(float(len(each)))
+    ahead = step - step[:, None]
+    decay = jnp.where(ahead >= 0, (gamma * lambda_) ** jnp.maximum(ahead, 0), 0.0)
+    return jnp.tensordot(decay, each, 1, precision="highest")
 
 
 class Dream(NamedTuple):
@@ -61,33 +66,47 @@ class Dream(NamedTuple):
     returns: Float[Array, "H-1 n"]
     pull: Float[Array, "H n A"]  # gradient of the mean weighted return with respect to each action
     weight: Float[Array, "H-1 1"]  # of each return
+    critic: Trace  # of z_1..z_H
 
 
 def dream(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_, discounted=False) -> Dream:
     """Roll the policy out in the model, and pull back the mean return, through values, rewards and dynamics, to the
     actions. The policy sees detached latents, so all that is left for its parameters is one batched product. Returns
-    weigh alike, or, discounted, by 1, gamma, gamma^2, ..."""
+    weigh alike, or, discounted, by 1, gamma, gamma^2, ... Several seeds are rolled out at once, and judged one by one:
+    large products are no faster together."""
     state_key, action_key = jax.random.split(key)
     noise = jax.random.normal(action_key, (horizon, *start.state.shape[:-1], actor.action_size))
     weight = (gamma if discounted else 1.0) ** jnp.arange(horizon - 1.0)[:, None]
 
-    def mean_return(nudge):
+    def rollout(nudge):
         def policy(latent, row):
             noise, nudge = row
             return sg(actor.act(latent.features, noise)) + nudge
 
-        latent = model.rssm.imagine(start, policy, (noise, nudge), state_key)
-        returns = lambda_return(model.reward(latent.features), critic(latent.features), gamma, lambda_)
-        return (weight * returns).mean(), (latent.features, returns)
+        return model.rssm.imagine(start, policy, (noise, nudge), state_key).features
 
-    pull, (features, returns) = jax.grad(mean_return, has_aux=True)(jnp.zeros_like(noise))
-    return Dream(jnp.concatenate([start.features[None], features]), noise, returns, pull, weight)
+    features, pull_back = jax.vjp(rollout, jnp.zeros_like(noise))
+    returns, gradient, critic = each_seed(partial(judge, gamma, lambda_))(model.reward, critic, features, weight)
+    (pull,) = pull_back(gradient)
+    return Dream(jnp.concatenate([start.features[None], features]), noise, returns, pull, weight, critic)
+
+
+def judge(gamma, lambda_, reward, critic, features, weight):
+    """The returns of imagined latents, the gradient of their weighted mean, and the critic's trace."""
+    reward, critic = trace(reward, features), trace(critic, features)
+
+    def mean_return(reward, value):
+        returns = lambda_return(reward, value, gamma, lambda_)
+        return (weight * returns).mean(), returns
+
+    (by_reward, by_value), returns = jax.grad(mean_return, (0, 1), has_aux=True)(reward.value, critic.value)
+    return returns, by_reward[..., None] * reward.slope + by_value[..., None] * critic.slope, critic
 
 
 def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float):
     """Losses of actor and critic over a dream; the start z_0 is acted from but is no target of the critic."""
     action, log_prob = squash(actor(dream.features[:-1]), dream.noise)
-    value = critic(dream.features[1:-1])
+    value = traced_value(critic, dream.critic)[:-1]
     losses = {
         # Value: the mean weighted return. Gradient: each action is moved along its pull.
         "actor": -(dream.weight * dream.returns).mean() - (dream.pull * (action - sg(action))).sum(),

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
 from undistracted.dists import HALF_LOG_2PI
-from undistracted.encoder import each_seed, scaled
+from undistracted.encoder import scaled
 from undistracted.errors import UserError
 from undistracted.nets import DTYPES, Linear, uniform_init
+from undistracted.seeds import each_seed
 
 # By the side of the picture: Dreamer's take one pixel to 5, 13, 30 and 64; the others serve averaged pictures.
 KERNELS = {64: (5, 5, 6, 6), 32: (5, 6, 6), 16: (6, 6)}

@@ -6,6 +6,7 @@ its own, which a `vmap` over seeds calls seed by seed; all else of the agent is 
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
 from undistracted.nets import DTYPES, Linear
+from undistracted.seeds import each_seed
 
 
 class Encoder(eqx.Module):
@@ -20,13 +22,13 @@ class Encoder(eqx.Module):
 
     layers: list[Linear]
     shrink: int = eqx.field(static=True)
-    conv: Callable = eqx.field(static=True)
+    form: "Form" = eqx.field(static=True)
 
-    def __init__(self, channels: tuple[int, ...], key, dtype="float32", shrink=1, conv=None):
+    def __init__(self, channels: tuple[int, ...], key, dtype="float32", shrink=1, form=None):
         sizes = [3, *channels]
         keys = jax.random.split(key, len(channels))
         self.layers = [Linear(16 * n, m, k, dtype) for n, m, k in zip(sizes[:-1], sizes[1:], keys, strict=True)]
-        self.shrink, self.conv = shrink, conv or patch_conv
+        self.shrink, self.form = shrink, form or PATCHES
 
     @property
     def size(self) -> int:
@@ -41,10 +43,11 @@ class Encoder(eqx.Module):
         def pixels(obs):
             return packed(scaled(obs, self.shrink, DTYPES[self.layers[0].dtype]))
 
-        def product(x, weight):
-            return packed(self.conv(x, weight))
+        def middle(x, weight):
+            return packed(self.form.conv(x, weight))
 
-        products = (product,) * (len(self.layers) - 1) + (self.conv,)
+        inner = len(self.layers) - 1
+        products = (self.form.first, *[middle] * inner)[:inner] + (self.form.conv,)
         y = encode(products, pixels, [(layer.weight, layer.bias) for layer in self.layers], obs)
         return y.reshape(*y.shape[:-3], -1).astype(jnp.float32)
 
@@ -96,22 +99,6 @@ def backward(products, pixels, residuals, gradient):
 encode.defvjp(forward, backward)
 
 
-def each_seed(fn):
-    """`fn`, which a vmap calls once for every seed. Values that only such functions exchange are never copied: the
-    compiler sees that a slice of a stack is what was stacked."""
-    fn = jax.custom_batching.custom_vmap(fn)
-
-    @fn.def_vmap
-    def loop(seeds, mapped, *args):
-        def of(seed):
-            return fn(*jax.tree.map(lambda x, mapped: x[seed] if mapped else x, args, tuple(mapped)))
-
-        out = jax.tree.map(lambda *x: jnp.stack(x), *[of(seed) for seed in range(seeds)])
-        return out, jax.tree.map(lambda _: True, out)
-
-    return fn
-
-
 def packed(x):
     """Squares of 2x2 pixels of (..., H, W, C) as the channels of one pixel, (..., H / 2, W / 2, 4 C): a convolution of
     kernel 4 and stride 2 is one of kernel 2 and stride 1 on them, which libraries do faster. Odd edges are dropped, as
@@ -137,3 +124,32 @@ def native_conv(x, weight):
     kernel = jnp.pad(kernel, [(0, 0), (0, 0), (0, spare), (0, 0)])
     y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     return y.reshape(*shape, *y.shape[1:])
+
+
+def wide_conv(x, weight):
+    """`packed(native_conv(x, weight))` for the few channels of pixels, as one convolution of packed pixels whose kernel
+    has four copies of the weight among zeros: four times the products, of a size that the tensor cores take, and the
+    values come out packed."""
+    kernel = weight.reshape(2, 2, x.shape[-1], -1)
+
+    def shifted(i, j):
+        copy = jnp.pad(kernel, [(i, 2 - i), (j, 2 - j), (0, 0), (0, 0)])
+        return packed(jnp.moveaxis(copy, -1, 0))  # (output, 2, 2, 4 channels)
+
+    copies = jnp.stack([shifted(i, j) for i in (0, 1) for j in (0, 1)])
+    return native_conv(packed(x), copies.reshape(4 * weight.shape[1], -1).T)
+
+
+class Form(NamedTuple):
+    """How convolutions are computed: any, and the first with its values packed."""
+
+    conv: Callable
+    first: Callable
+
+
+def packed_patches(x, weight):
+    return packed(patch_conv(x, weight))
+
+
+PATCHES = Form(patch_conv, packed_patches)
+NATIVE = Form(native_conv, wide_conv)

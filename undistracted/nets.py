@@ -69,12 +69,15 @@ def elu(x, dtype: str):
     return jax.nn.elu(x).astype(DTYPES[dtype])
 
 
-def _elu_gradient(dtype, y, gradient):
-    y, gradient = y.astype(jnp.float32), gradient.astype(jnp.float32)
-    return (gradient * (jnp.minimum(y, 0) + 1),)
+def elu_slope(y):
+    """Of ELU where its value is y."""
+    return jnp.minimum(y.astype(jnp.float32), 0) + 1
 
 
-elu.defvjp(lambda x, dtype: (elu(x, dtype),) * 2, _elu_gradient)
+elu.defvjp(
+    lambda x, dtype: (elu(x, dtype),) * 2,
+    lambda dtype, y, gradient: (gradient.astype(jnp.float32) * elu_slope(y),),
+)
 
 
 def relu(x, dtype: str):

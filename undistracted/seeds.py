@@ -47,6 +47,22 @@ class Seeds:
         return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec("seed"), check_vma=False)
 
 
+def each_seed(fn):
+    """`fn`, which a vmap calls once for every seed. Values that only such functions exchange are never copied: the
+    compiler sees that a slice of a stack is what was stacked."""
+    fn = jax.custom_batching.custom_vmap(fn)
+
+    @fn.def_vmap
+    def loop(seeds, mapped, *args):
+        def of(seed):
+            return fn(*jax.tree.map(lambda x, mapped: x[seed] if mapped else x, args, tuple(mapped)))
+
+        out = jax.tree.map(lambda *x: jnp.stack(x), *[of(seed) for seed in range(seeds)])
+        return out, jax.tree.map(lambda _: True, out)
+
+    return fn
+
+
 def in_lockstep(fn):
     """`when_due(due, held, *args)`: fn(held, *args) where it is due, else what is held. Seeds are trained in lockstep,
     so that a vmap skips the work for all of them: it takes the first seed's word for all."""

@@ -18,6 +18,7 @@ from undistracted.nets import Scalar
 from undistracted.optim import adam, apply
 from undistracted.replay import Replay, sequences
 from undistracted.rssm import Latent
+from undistracted.seeds import each_seed
 
 
 class Policy(NamedTuple):
@@ -102,11 +103,14 @@ class LatentAgent:
         start = jax.tree.map(lambda x: x[:: self.config.start_every], z)
         imagined = self.dream(actor, critic, model, flatten_rows(start), behaviour_key)
 
-        def behaviour_loss(modules):
-            losses, metrics = behaviour_losses(*modules, imagined, self.config.entropy_bonus)
-            return *reduce_losses(losses), metrics
+        def behaviour_gradient(modules, imagined):
+            def behaviour_loss(modules):
+                losses, metrics = behaviour_losses(*modules, imagined, self.config.entropy_bonus)
+                return *reduce_losses(losses), metrics
 
-        grads, means, watched = gradient(behaviour_loss, (actor, critic))
+            return gradient(behaviour_loss, modules)
+
+        grads, means, watched = each_seed(behaviour_gradient)((actor, critic), imagined)
         metrics |= means | watched
         modules = {}
         for name, module, grad in zip(("actor", "critic"), (actor, critic), grads, strict=True):

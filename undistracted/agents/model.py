@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from undistracted.data import Batch
 from undistracted.decoder import Decoder, native_deconv, patch_deconv
 from undistracted.dists import unit_nll
-from undistracted.encoder import Encoder, native_conv, patch_conv
+from undistracted.encoder import NATIVE, PATCHES, Encoder
 from undistracted.nets import Scalar
 from undistracted.optim import adam
 from undistracted.rssm import RSSM, fresh_start, official_start
@@ -42,8 +42,8 @@ class WorldModel(eqx.Module):
 
 
 def make_encoder(config, key) -> Encoder:
-    conv = native_conv if config.native_conv else patch_conv
-    return Encoder(config.channels, key, config.precision, config.shrink, conv)
+    form = NATIVE if config.native_conv else PATCHES
+    return Encoder(config.channels, key, config.precision, config.shrink, form)
 
 
 def make_rssm(config, action_size: int, encoding: int, key) -> RSSM:
