@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from test_nets import PAPER, count, double, shapes
 
-from undistracted.encoder import Encoder, native_conv, packed, patch_conv, scaled
+from undistracted.encoder import Encoder, native_conv, packed, patch_conv, scaled, square_conv
+
+FORMS = [dict(conv=patch_conv), dict(conv=patch_conv, first=square_conv), dict(conv=native_conv)]
 
 
 def loop_conv(x, weight):
@@ -32,6 +34,21 @@ def test_convolutions_are_the_loop(conv, size):
     y = conv(packed(jnp.float32(x)), jnp.float32(weight))
     expected = np.stack([[loop_conv(image, weight) for image in images] for images in x])
     np.testing.assert_allclose(y, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(6, 6, 12), (7, 9, 3), (4, 5, 2), (3, 3, 1)])
+def test_squares_are_packed_outputs(size):
+    rng = np.random.default_rng(0)
+    x, weight = jnp.float32(rng.normal(size=(2, 3, *size))), jnp.float32(rng.normal(size=(4 * size[-1], 5)))
+
+    def value_and_gradients(product):
+        y, pullback = jax.vjp(product, x, weight)
+        return y, *pullback(jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape))
+
+    ours = value_and_gradients(square_conv)
+    theirs = value_and_gradients(lambda x, weight: packed(native_conv(x, weight)))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 def test_encoder_has_the_papers_sizes():
@@ -57,11 +74,17 @@ def test_pixels_are_scaled_to_unit_range_and_averaged():
     np.testing.assert_allclose(small[0, :2, 0], [-0.5, -1], atol=1e-6)
 
 
+def windows(x):
+    """The 2x2 neighbours of packed pixels, as channels."""
+    h, w = x.shape[-3:-1]
+    return jnp.concatenate([x[..., i : h - 1 + i, j : w - 1 + j, :] for i in (0, 1) for j in (0, 1)], -1)
+
+
 def reference(encoder, obs):
     """The encoder as one would write it, with the library's gradient."""
     x = obs / 127.5 - 1
     for layer in encoder.layers:
-        x = jax.nn.relu(patch_conv(packed(x), layer.weight) + layer.bias)
+        x = jax.nn.relu(windows(packed(x)) @ layer.weight + layer.bias)
     return x.reshape(len(obs), -1)
 
 
@@ -74,9 +97,9 @@ def loss_and_gradient(apply, encoder, obs):
     return eqx.filter_value_and_grad(lambda encoder: (apply(encoder, obs) ** 2).sum())(encoder)
 
 
-@pytest.mark.parametrize("conv", [patch_conv, native_conv])
-def test_gradient_is_the_plain_one(key, pictures, conv):
-    encoder = Encoder((8, 4, 4, 4), key, conv=conv)
+@pytest.mark.parametrize("forms", FORMS)
+def test_gradient_is_the_plain_one(key, pictures, forms):
+    encoder = Encoder((8, 4, 4, 4), key, **forms)
     ours = loss_and_gradient(lambda encoder, obs: encoder(obs), encoder, pictures[0])
     theirs = loss_and_gradient(reference, encoder, pictures[0])
     assert float(theirs[0]) > 0
@@ -84,10 +107,10 @@ def test_gradient_is_the_plain_one(key, pictures, conv):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("conv", [patch_conv, native_conv])
-def test_several_seeds_are_each_seed_alone(key, pictures, conv):
+@pytest.mark.parametrize("forms", FORMS)
+def test_several_seeds_are_each_seed_alone(key, pictures, forms):
     def run(key, obs):
-        return loss_and_gradient(lambda encoder, obs: encoder(obs), Encoder((4, 4, 4, 4), key, conv=conv), obs)
+        return loss_and_gradient(lambda encoder, obs: encoder(obs), Encoder((4, 4, 4, 4), key, **forms), obs)
 
     keys = jax.random.split(key, 3)
     together = jax.jit(jax.vmap(run))(keys, pictures)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from undistracted.data import Batch
 from undistracted.decoder import Decoder, native_deconv, patch_deconv
 from undistracted.dists import unit_nll
-from undistracted.encoder import Encoder, native_conv, patch_conv
+from undistracted.encoder import Encoder, native_conv, patch_conv, square_conv
 from undistracted.nets import Scalar
 from undistracted.optim import adam
 from undistracted.rssm import RSSM, fresh_start, official_start
@@ -42,8 +42,8 @@ class WorldModel(eqx.Module):
 
 
 def make_encoder(config, key) -> Encoder:
-    conv = native_conv if config.native_conv else patch_conv
-    return Encoder(config.channels, key, config.precision, config.shrink, conv)
+    forms = dict(conv=native_conv) if config.native_conv else dict(conv=patch_conv, first=square_conv)
+    return Encoder(config.channels, key, config.precision, config.shrink, **forms)
 
 
 def make_rssm(config, action_size: int, encoding: int, key) -> RSSM:
