@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from test_nets import PAPER, count, double, shapes
 
-from undistracted.encoder import NATIVE, PATCHES, Encoder, Form, native_conv, packed, patch_conv, scaled
+from undistracted.encoder import (
+    NATIVE,
+    PATCHES,
+    Encoder,
+    Form,
+    native_conv,
+    packed,
+    patch_conv,
+    scaled,
+    square_conv,
+    wide_conv,
+)
 
 
 def loop_conv(x, weight):
@@ -41,6 +52,22 @@ def test_the_first_convolution_gives_packed_values(form):
     y = form.first(packed(jnp.float32(x)), jnp.float32(weight))
     expected = packed(np.stack([loop_conv(image, weight) for image in x]))
     np.testing.assert_allclose(y, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("first", "size"), [
+    (PATCHES.first, (6, 6, 12)), (PATCHES.first, (7, 9, 3)), (PATCHES.first, (3, 3, 1)), (NATIVE.first, (6, 8, 3)),
+])  # fmt: skip
+def test_the_first_convolutions_gradient_is_the_plain_one(first, size):
+    rng = np.random.default_rng(0)
+    x, weight = jnp.float32(rng.normal(size=(2, 3, *size))), jnp.float32(rng.normal(size=(4 * size[-1], 5)))
+
+    def value_and_gradients(product):
+        y, pullback = jax.vjp(product, x, weight)
+        return y, *pullback(jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape))
+
+    ours, theirs = value_and_gradients(first), value_and_gradients(lambda x, weight: packed(native_conv(x, weight)))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 def test_encoder_has_the_papers_sizes():

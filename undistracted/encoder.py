@@ -110,10 +110,23 @@ def packed(x):
 
 
 def patch_conv(x, weight):
-    """A convolution of kernel 2 as one matrix product: fast on a CPU."""
-    h, w = x.shape[-3:-1]
-    corners = [x[..., i : h - 1 + i, j : w - 1 + j, :] for i in (0, 1) for j in (0, 1)]
-    return jnp.concatenate(corners, -1) @ weight
+    """A convolution of kernel 2 as one matrix product, fast on a CPU: pairs of columns give what they add to the row of
+    outputs at their height and to the one above."""
+    pairs, outputs = jnp.concatenate([x[..., :-1, :], x[..., 1:, :]], -1), weight.shape[-1]
+    y = pairs @ jnp.concatenate(jnp.split(weight, 2), -1)
+    return y[..., :-1, :, :outputs] + y[..., 1:, :, outputs:]
+
+
+def square_conv(x, weight):
+    """`packed(patch_conv(x, weight))` as one product: squares of 2x2 outputs from the 3x3 pixels that they see. That is
+    2.25 times the arithmetic, but with few channels, as in the first layer, copies and thin products take longer."""
+    *n, height, width, c = x.shape
+    h, w = (height - 1) // 2, (width - 1) // 2
+    x = jnp.concatenate([x[..., : 2 * w, :].reshape(*n, height, w, 2 * c), x[..., 2 : 2 * w + 1 : 2, :]], -1)
+    x = jnp.concatenate([x[..., i : i + 2 * h : 2, :, :] for i in range(3)], -1)
+    kernel = weight.reshape(2, 2, c, -1)
+    outputs = [jnp.pad(kernel, [(i, 1 - i), (j, 1 - j), (0, 0), (0, 0)]) for i in (0, 1) for j in (0, 1)]
+    return x @ jnp.stack(outputs, 3).reshape(9 * c, -1)
 
 
 def native_conv(x, weight):
@@ -147,9 +160,5 @@ class Form(NamedTuple):
     first: Callable
 
 
-def packed_patches(x, weight):
-    return packed(patch_conv(x, weight))
-
-
-PATCHES = Form(patch_conv, packed_patches)
+PATCHES = Form(patch_conv, square_conv)
 NATIVE = Form(native_conv, wide_conv)

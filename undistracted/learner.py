@@ -16,6 +16,7 @@ from undistracted import replay as ring
 from undistracted.agents import make_agent
 from undistracted.config import Config
 from undistracted.data import Batch
+from undistracted.memory import keep_freed_memory
 from undistracted.seeds import Seeds
 
 
@@ -24,6 +25,8 @@ class Learner:
         """`data` are arrays (S, ...) that every update of an agent is given beside its batch."""
         self.config, self.agent = config, agent or make_agent(config, action_size)
         self.seeds = Seeds(config.seeds, devices)
+        if self.seeds.devices[0].platform == "cpu":
+            keep_freed_memory()
         self.data, self.updates = self.seeds.put(data), 0
         seeds = jnp.arange(config.seed, config.seed + config.seeds)
         keys = [
