@@ -18,8 +18,6 @@ from undistracted.encoder import (
     packed,
     patch_conv,
     scaled,
-    square_conv,
-    wide_conv,
 )
 
 
