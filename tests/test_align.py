@@ -75,7 +75,7 @@ def test_distribution_matching_is_the_jensen_shannon_divergence_at_its_best_f():
 
 
 def test_calibration_and_penalty_known_answers():
-    np.testing.assert_allclose(calibration_loss(jnp.array([[1.0, 2.0]]), jnp.array([[0.0, 4.0]])), 0.5 * 5 / 2)
+    np.testing.assert_allclose(calibration_loss(jnp.array([[1.0, 2.0]]), jnp.array([[0.0, 4.0]])), 0.5 * 5)
     slopes = jnp.array([3.0, 4.0])
     np.testing.assert_allclose(gradient_penalty(lambda x: x @ slopes, jnp.ones((7, 2))), 25)
 

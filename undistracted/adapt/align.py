@@ -34,8 +34,8 @@ def conjugate(f):
 
 
 def calibration_loss(x_s, x_t):
-    """Half the squared distance between two encodings of one state, a mean over all elements."""
-    return 0.5 * ((x_s - x_t) ** 2).mean()
+    """Half the squared distance between two encodings of one state, a mean over rows."""
+    return 0.5 * ((x_s - x_t) ** 2).sum(-1).mean()
 
 
 def lagrangian(multiplier, tau_s):

@@ -20,7 +20,7 @@ class AdaptConfig:
     task: str
     """The new look, e.g. distracted/walker-walk for a run on dmc/walker-walk."""
     preset: Literal["paper", "official"] = "paper"
-    """Sizes and rates: the paper's, or those of the released code (4 hidden layers, f's rate 3e-4)."""
+    """Sizes and rates: the paper's, or those of the released code (4 hidden layers, f's rate 3e-4, calibration 1/1024)."""
     method: Literal["support", "distribution", "none"] = "support"
     """How the target's encodings are held to the source's: within their support, by their distribution, or not."""
     calibration: int = 10
@@ -128,7 +128,8 @@ VARIANTS = {
     "calibration": Variant("none", True, False),
 }
 
-PRESETS = {"paper": {}, "official": dict(depth=4, f_lr=3e-4)}
+# The released code takes calibration's mean over the encoding's 1024 elements, where the paper has a squared distance.
+PRESETS = {"paper": {}, "official": dict(depth=4, f_lr=3e-4, calibration_weight=1 / 1024)}
 
 
 def preset_adapt(source: str, task: str, preset: str = "paper", **overrides) -> AdaptConfig:

@@ -80,20 +80,21 @@ def draw(rows: list[tuple], path: Path) -> None:
             axis.axhline(
                 mean_return(rows, task, None, 0, "clean"), color="gray", ls=":", label="clean, before adapting"
             )
-            for variant in VARIANTS:
+            for i, variant in enumerate(VARIANTS):
                 steps = sorted({row[3] for row in rows if row[:2] == (task, variant)})
                 if steps:
                     returns = [mean_return(rows, task, variant, step, split) for step in steps]
-                    axis.plot(
-                        steps, returns, marker=".", label=variant, lw=2.5 if variant == "calibrated-support" else 1.2
-                    )
+                    width = 2.5 if variant == "calibrated-support" else 1.2
+                    axis.plot(steps, returns, marker=".", color=f"C{i}", label=variant, lw=width)
             axis.set(title=f"{task}, {title}")
             axis.update_datalim([(0, 0)])  # from zero up, to the highest of both: a limit set now would be the first's
         pair[0].set_ylabel("return")
     for axis in axes[-1]:
         axis.set_xlabel("agent steps")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.tight_layout(rect=(0, 0.25 / len(tasks) / 2, 1, 1))
+    labelled = [axis.get_legend_handles_labels() for axis in axes[:, 0]]
+    named = {label: handle for handles, labels in labelled for handle, label in zip(handles, labels, strict=True)}
+    figure.legend(named.values(), named, loc="outside lower center", ncols=4, fontsize=8)
+    figure.tight_layout(rect=(0, 0.18 / len(tasks), 1, 1))
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

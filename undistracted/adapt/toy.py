@@ -56,9 +56,9 @@ class Added(NamedTuple):
 ADDED = {
     "alone": Added(),
     "dynamics": Added(dynamics=1.0),
-    "calibration": Added(calibration=1.0),
-    "skewed calibration": Added(calibration=1.0, skewed=1.0),
-    "skewed calibration + dynamics": Added(dynamics=1.0, calibration=1.0, skewed=1.0),
+    "calibration": Added(calibration=0.5),
+    "skewed calibration": Added(calibration=0.5, skewed=1.0),
+    "skewed calibration + dynamics": Added(dynamics=1.0, calibration=0.5, skewed=1.0),
 }
 
 
