@@ -142,8 +142,8 @@ def test_dead_environment(tmp_path, monkeypatch, capsys):
     log = Trainer._log
 
     def kill_one(self):
-        self.collector.envs.vector.processes[1].kill()
-        self.collector.envs.vector.processes[1].join()
+        self.collector.envs.workers.processes[1].kill()
+        self.collector.envs.workers.processes[1].join()
         log(self)
 
     with monkeypatch.context() as patch:

@@ -1,12 +1,14 @@
 """From environments to replay: every row is what happened, in the order in which it happened."""
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
 from toy import COUNTING, STEADY, Steady, episodes_of, follow
 
+from undistracted.errors import UserError
 from undistracted.presets import preset_config
-from undistracted.rollout import Environments
+from undistracted.rollout import DeadEnvironment, Environments
 from undistracted.training import Trainer, prepare
 
 both_ways = pytest.mark.parametrize("processes", [False, True])
@@ -90,3 +92,48 @@ def test_a_seed_among_others_collects_what_it_collects_alone(tmp_path):
         np.testing.assert_allclose(many.action, single.action, atol=1e-5)
     other = follow(columns(together)[0][0], Steady)
     assert {fact.seed for fact in other}.isdisjoint(fact.seed for fact in facts)
+
+
+class Broken(gymnasium.Env):
+    """Breaks at its third step, or, on demand, before its first."""
+
+    observation_space, action_space = Steady.observation_space, Steady.action_space
+
+    def __init__(self, broken=False):
+        if broken:
+            raise UserError("no such video")
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros((64, 64, 3), np.uint8), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros((64, 64, 3), np.uint8), 1 / (3 - self.t), False, False, {}
+
+
+@both_ways
+def test_an_environments_exception_is_raised_here(processes):
+    with pytest.raises(UserError, match="no such video"):
+        Environments([{}, {"broken": True}], processes, Broken)
+    envs = Environments([{}, {}], processes, Broken)
+    try:
+        envs.reset([0, 1])
+        with pytest.raises(ZeroDivisionError) as raised:
+            for _ in range(3):
+                envs.send(np.zeros((2, 6)))
+                envs.receive()
+    finally:
+        envs.close()
+    assert not processes or "1 / (3 - self.t)" in raised.value.__notes__[0]
+
+
+def test_a_dead_process_is_missed():
+    envs = Environments([{}, {}], True, Broken)
+    envs.reset([0, 1])
+    envs.workers.processes[1].kill()
+    envs.send(np.zeros((2, 6)))
+    with pytest.raises(DeadEnvironment, match="--resume"):
+        envs.receive()
+    envs.close()
+    assert not any(process.is_alive() for process in envs.workers.processes)

@@ -20,7 +20,7 @@ class AdaptConfig:
     task: str
     """The new look, e.g. distracted/walker-walk for a run on dmc/walker-walk."""
     preset: Literal["paper", "official"] = "paper"
-    """Sizes and rates: the paper's, or those of the released code (4 hidden layers, f's rate 3e-4, calibration 1/1024)."""
+    """Sizes and rates: the paper's, or the released code's (4 hidden layers, f's rate 3e-4, calibration 1/1024)."""
     method: Literal["support", "distribution", "none"] = "support"
     """How the target's encodings are held to the source's: within their support, by their distribution, or not."""
     calibration: int = 10
