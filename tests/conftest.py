@@ -10,9 +10,16 @@ import tempfile
 if "PYTEST_XDIST_WORKER" not in os.environ:  # else the process that started this one has made it
     CACHE = tempfile.TemporaryDirectory(prefix="undistracted-tests-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
+    os.environ["UNDISTRACTED_CACHE"] = f"{CACHE.name}/films"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"  # to spread seeds over, or to play the host
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_backend_optimization_level=1",  # what remains of optimisation where `optimised` asks for it
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_force_host_platform_device_count=4",  # to spread seeds over, or to play the host
+    ]
+)
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -28,6 +35,15 @@ settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
 
 ACTION_SIZE = 2
+
+
+@pytest.fixture(scope="module")
+def optimised():
+    """For tests that run what they compile hundreds of times: code that takes a little longer to make, and runs several
+    times as fast."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,10 @@
     Follow     a policy that looks at the picture
     Late       foresight: an action pays one step later
 
-Tasks are named `gym/ladder:Constant-v0`. Pictures are flat, from dark to bright; episodes last eight steps and end by
-truncation, so that values go on beyond them. What an agent is paid is decided by what it sees and does, so that agents
-without memory can climb too. An agent that falls off a rung tells by it what is broken.
+Tasks are named `gym/ladder:Constant-v0`. What a picture shows is which of its halves is the brighter one, and how much:
+all are as bright, since latents of unit variance hide brightness. Episodes last eight steps and end by truncation, so
+that values go on beyond them. What an agent is paid is decided by what it sees and does, so that agents without memory
+can climb too. An agent that falls off a rung tells by it what is broken.
 """
 
 import dataclasses
@@ -49,7 +50,8 @@ SETTINGS = dict(
 
 
 class Rung(gymnasium.Env):
-    """Shows a cue from -1 (dark) to 1 (bright): -1 or 1, drawn anew at each step, unless the rung says otherwise."""
+    """Shows a cue from -1 (bright on the left) to 1 (on the right): one of both, drawn anew at each step, unless the
+    rung says otherwise."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -72,7 +74,8 @@ class Rung(gymnasium.Env):
         return float(self.np_random.choice([-1, 1]))
 
     def _picture(self):
-        return np.full((64, 64, 3), round(128 + 100 * self.cue), np.uint8)
+        row = np.repeat([-self.cue, self.cue], 32)
+        return np.broadcast_to(np.uint8(np.round(128 + 100 * row))[:, None], (64, 64, 3))
 
 
 class Constant(Rung):

@@ -16,14 +16,6 @@ from undistracted.envs.dmc import DMC
 from undistracted.envs.video import Clips
 from undistracted.errors import UserError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNDISTRACTED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 FAMILIES = ["dmc/cartpole-swingup", "distracted/walker-walk", "scoreboard/ball_in_cup-catch"]
 
 

@@ -19,13 +19,6 @@ from undistracted.film import write_film
 EPISODE = 40
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNDISTRACTED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
     folder, noise = tmp_path_factory.mktemp("videos"), np.random.default_rng(0)

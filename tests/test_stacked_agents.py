@@ -144,7 +144,7 @@ def bar(x) -> np.ndarray:
 
 
 @pytest.mark.parametrize("agent", ["deepmdp", "dbc", "tdmpc"])
-def test_learns_from_pictures_of_the_past_to_move_a_bar_to_the_middle(tiny, agent):
+def test_learns_from_pictures_of_the_past_to_move_a_bar_to_the_middle(tiny, optimised, agent):
     """The first part of an action moves the bar, which pays the nearer it is to the middle: from -0.8 the best action
     is 0.8, and the other way round. All it learns from are random actions."""
     rates = dict(model_lr=3e-3, actor_lr=3e-3, critic_lr=3e-3)

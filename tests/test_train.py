@@ -32,11 +32,9 @@ def videos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, videos):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNDISTRACTED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        run = tmp_path_factory.mktemp("runs") / "run"
-        assert main(["train", "distracted/walker-walk", *OPTIONS, "--run", str(run), "--videos", str(videos)]) == 0
-        yield run
+    run = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["train", "distracted/walker-walk", *OPTIONS, "--run", str(run), "--videos", str(videos)]) == 0
+    return run
 
 
 def metrics(run):
