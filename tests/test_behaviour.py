@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from jax.lax import stop_gradient as sg
 
 from undistracted.agents import make_agent
-from undistracted.agents.latent import LatentAgent
+from undistracted.agents.latent import LatentAgent, in_eights
 from undistracted.behaviour import Actor, behaviour_losses, dream, lambda_return
 from undistracted.rssm import Latent
 
@@ -147,7 +147,8 @@ def test_imagination_starts_from_every_nth_row(tiny, state, batch, key, every):
     agent.dream = dream
     jax.eval_shape(agent.update, state, batch, key)
     length, sequences = batch.reward.shape
-    assert starts[0].state.shape[0] == -(-length // every) * sequences
+    rows = -(-length // every) * sequences
+    assert starts[0].state.shape[0] == (rows - rows % 8 if rows > 8 else rows)
 
 
 def test_dream_starts_at_the_given_latents(dreamt, start):
@@ -178,3 +179,10 @@ def test_actor_keeps_its_mean_within_five_and_acts_by_its_mode(key):
     np.testing.assert_allclose(actor.act(features), np.tanh(dist.mean), atol=1e-6)
     noise = jax.random.normal(key, (50, 2))
     np.testing.assert_allclose(actor.act(features, noise), np.tanh(dist.mean + dist.std * noise), atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(5, 5), (8, 8), (9, 8), (2500, 2496)])
+def test_starts_come_in_eights(rows, kept):
+    start = in_eights(Latent(jnp.arange(2.0 * rows).reshape(rows, 2), jnp.arange(1.0 * rows)))
+    assert len(start.belief) == len(start.state) == kept
+    np.testing.assert_array_equal(start.state, np.arange(kept))

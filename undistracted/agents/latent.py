@@ -100,8 +100,8 @@ class LatentAgent:
         model, moments["model"] = apply(self.optimisers["model"], grads, model_moments, model)
         metrics = means | watched | {"model_gradient": optax.tree.norm((grads.encoder, grads.rssm, grads.reward))}
 
-        start = jax.tree.map(lambda x: x[:: self.config.start_every], z)
-        imagined = self.dream(actor, critic, model, flatten_rows(start), behaviour_key)
+        start = in_eights(flatten_rows(jax.tree.map(lambda x: x[:: self.config.start_every], z)))
+        imagined = self.dream(actor, critic, model, start, behaviour_key)
 
         def behaviour_gradient(modules, imagined):
             def behaviour_loss(modules):
@@ -128,6 +128,13 @@ class LatentAgent:
     def pictures(self, policy: Policy, batch: Batch) -> dict:
         """What the model makes of one sequence (T, 1), as films by name, uint8 (T, 64, 64, 3), in the model's order."""
         return OrderedDict(policy.model.pictures(batch, jax.random.key(0)))
+
+
+def in_eights(rows):
+    """As many of the rows as whole eights hold: of 2500 latents, 2496. A GPU would copy every array of an odd number of
+    rows to fill it up before each product."""
+    n = len(jax.tree.leaves(rows)[0])
+    return jax.tree.map(lambda x: x[: n - n % 8 if n > 8 else n], rows)
 
 
 def reduce_losses(losses: dict) -> tuple[Float[Array, ""], dict]:
