@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from undistracted import bench
 from undistracted.__main__ import main
+from undistracted.agents import AGENTS
 from undistracted.bench import print_bench
 
 KEYS = [
@@ -29,6 +31,17 @@ def test_bench_reports_every_rate_as_json(capsys):
     assert result.keys() == {"machine", "agent", "preset", "peak_memory_gb", *KEYS}
     assert all(result[key] > 0 for key in KEYS)
     assert result["paper_run_minutes"] * result["end_to_end_steps_per_s"] * 60 / 500_000 == pytest.approx(1)
+
+
+def test_agents_are_all_measured(monkeypatch):
+    """Each at its own sizes; that each can be, `bench --agent` shows."""
+    seen = []
+    for name in ("measure", "measure_adaptation"):
+        monkeypatch.setattr(bench, name, lambda *_: {"update_ms": 1.0, "paper_run_minutes": 1.0})
+    monkeypatch.setattr(bench, "environment_rate", lambda envs: 1.0)
+    monkeypatch.setattr(bench, "lone_update_time", lambda config, updates: seen.append(config.agent) or 2.0)
+    result = bench.bench(bench.BenchConfig(preset="debug", task="gym/toy:Steady-v0", agents=True))
+    assert result["agents"] == dict.fromkeys(AGENTS, 2.0) and seen == list(AGENTS)
 
 
 def test_growth_is_printed_as_an_outline(capsys):

@@ -11,7 +11,7 @@ from jax.lax import stop_gradient as sg
 from jaxtyping import Array, Float
 
 from undistracted.dists import Normal, squash, unit_nll
-from undistracted.nets import MLP
+from undistracted.nets import DTYPES, MLP
 from undistracted.rssm import Latent
 from undistracted.seeds import each_seed
 from undistracted.slopes import Trace, trace, traced_value
@@ -77,18 +77,20 @@ def dream(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_, 
     state_key, action_key = jax.random.split(key)
     noise = jax.random.normal(action_key, (horizon, *start.state.shape[:-1], actor.action_size))
     weight = (gamma if discounted else 1.0) ** jnp.arange(horizon - 1.0)[:, None]
+    dtype = DTYPES[critic.mlp.layers[0].dtype]
 
     def rollout(nudge):
         def policy(latent, row):
             noise, nudge = row
             return sg(actor.act(latent.features, noise)) + nudge
 
-        return model.rssm.imagine(start, policy, (noise, nudge), state_key).features
+        latent = model.rssm.imagine(start, policy, (noise, nudge), state_key)
+        return latent.features.astype(dtype)  # as heads and policy take them: half to file and to read
 
     features, pull_back = jax.vjp(rollout, jnp.zeros_like(noise))
     returns, gradient, critic = each_seed(partial(judge, gamma, lambda_))(model.reward, critic, features, weight)
-    (pull,) = pull_back(gradient)
-    return Dream(jnp.concatenate([start.features[None], features]), noise, returns, pull, weight, critic)
+    (pull,) = pull_back(gradient.astype(dtype))
+    return Dream(jnp.concatenate([start.features[None].astype(dtype), features]), noise, returns, pull, weight, critic)
 
 
 def judge(gamma, lambda_, reward, critic, features, weight):

@@ -13,7 +13,7 @@ import numpy as np
 
 from undistracted.adapt.agent import AdaptingAgent, Data
 from undistracted.adapt.config import preset_adapt
-from undistracted.agents import make_agent
+from undistracted.agents import AGENTS, make_agent
 from undistracted.config import Config
 from undistracted.data import IMAGE, Batch
 from undistracted.learner import Learner
@@ -38,6 +38,8 @@ class BenchConfig:
     """Sizes to measure at."""
     updates: int = 50
     """Updates to time, after those that compile."""
+    agents: bool = False
+    """Measure also one update of every agent, under `agents`."""
     growth: bool = False
     """Measure also how costs grow with batch, length, horizon, seeds, processes and replay (many minutes)."""
     json: bool = False
@@ -47,8 +49,8 @@ class BenchConfig:
 def bench(options: BenchConfig) -> dict:
     """The rates as a dictionary; times in milliseconds, rates in agent steps per second."""
 
-    def config(**changes) -> Config:
-        return complete(preset_config(options.task, options.preset, options.agent, **changes))
+    def config(agent=options.agent, **changes) -> Config:
+        return complete(preset_config(options.task, options.preset, agent, **changes))
 
     machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
     say(f"{options.agent} at preset {config().preset} on {machine}")
@@ -62,6 +64,8 @@ def bench(options: BenchConfig) -> dict:
         result["env_steps_per_s_1_process"] = environment_rate(envs)
     stats = jax.devices()[0].memory_stats() or {}
     result["peak_memory_gb"] = stats["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in stats else None
+    if options.agents:
+        result["agents"] = {name: lone_update_time(config(name), options.updates) for name in AGENTS}
     if options.growth:
         result["growth"] = growth(config, options.updates)
     return result
@@ -130,7 +134,7 @@ def environments(config: Config):
 
 def lone_update_time(config: Config, updates: int) -> float:
     """Of a learner without environments."""
-    say(f"measuring {config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}")
+    say(f"measuring {config.agent}: {config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}")
     learner = Learner(dataclasses.replace(config, replay_size=config.envs * config.length * 2), ACTIONS)
     fill(learner, config)
     compile_time(learner)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from undistracted.data import where_rows
 from undistracted.dists import Normal, kl
-from undistracted.nets import GRU, Linear, elu, exact_product, gru_update
+from undistracted.nets import GRU, Linear, elu, exact_product, fast_elu, gru_update
 from undistracted.recurrence import hoisted_scan
 
 
@@ -162,9 +162,9 @@ def filter_rows(unroll, dtype: str, weights, offsets, start: Latent, first, forg
 
 def posterior_cell(linear, latent: Latent) -> tuple[Array, Normal]:
     """The next belief and the posterior over the next state; `linear(name, x)` adds action and encoding."""
-    inputs = jax.nn.elu(linear("inputs", latent.state))
+    inputs = fast_elu(linear("inputs", latent.state))
     belief = gru_update(linear("gru", jnp.concatenate([inputs, latent.belief], -1)), latent.belief)
-    return belief, normal(linear("out", jax.nn.elu(linear("hidden", belief))))
+    return belief, normal(linear("out", fast_elu(linear("hidden", belief))))
 
 
 def normal(out) -> Normal:

@@ -17,6 +17,7 @@ from undistracted.errors import UserError
 
 STEP, RESET, CLOSE = range(3)
 LOOK = 1.0  # seconds after which whoever waits looks whether the other still lives
+PATIENCE = 10.0  # seconds for an environment to finish its step and close
 
 
 class DeadEnvironment(UserError):
@@ -159,7 +160,10 @@ class Workers:
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
-            process.join()
+            process.join(PATIENCE)
+            if process.is_alive():  # its environment hangs
+                process.kill()
+                process.join()
         if self.rows is not None:
             self.rows.close()
 
