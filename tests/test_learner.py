@@ -93,7 +93,7 @@ def test_metrics_are_means_since_the_last_call_and_decided_by_the_seed(tiny, alo
     assert_close(learner.state, alone[0].state, rtol=0)
 
 
-@pytest.mark.parametrize("devices, share", [(1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize("devices, share", [(1, 4), pytest.param(2, 2, marks=pytest.mark.slow), (4, 1)])
 def test_a_seed_among_others_learns_what_it_learns_alone(tiny, alone, devices, share):
     learner, metrics = trained(tiny(seed=0, seeds=4), devices=devices)
     assert learner.seeds.share == share

@@ -99,7 +99,7 @@ def test_stacks_are_the_last_frames_of_the_episode_from_environment_to_update(tm
     assert {0, 1, 2} <= starts, "from an episode's first rows too"
 
 
-@each_agent
+@pytest.mark.parametrize("agent", [pytest.param("dbc", marks=pytest.mark.slow), "tdmpc"])
 def test_resumed_equals_continuous(tmp_path, agent):
     """And the run can be evaluated and deployed."""
 
@@ -143,6 +143,7 @@ def bar(x) -> np.ndarray:
     return np.broadcast_to(np.uint8(200) * bright[..., None, :, None], (*x.shape, 64, 64, 3))
 
 
+@pytest.mark.slow  # the ladder, which all agents climb, asks nearly the same
 @pytest.mark.parametrize("agent", ["deepmdp", "dbc", "tdmpc"])
 def test_learns_from_pictures_of_the_past_to_move_a_bar_to_the_middle(tiny, optimised, agent):
     """The first part of an action moves the bar, which pays the nearer it is to the middle: from -0.8 the best action
