@@ -79,7 +79,7 @@ def test_resumed_equals_continuous(tmp_path, continuous, monkeypatch):
     assert_rows_follow(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_asked_to_stop(tmp_path, number):
     process = start(*command(tmp_path, 10**6, "--processes"))
     wait_until(lambda: checkpoint.steps(tmp_path), process)

@@ -18,7 +18,8 @@ from undistracted.agents.latent import LatentAgent
 from undistracted.data import Batch
 from undistracted.presets import complete, preset_config
 
-BASELINES = ["dreamer", "tia", "denoised-mdp"]
+# The first is the others' simplest case, and climbs the ladder with them.
+BASELINES = [pytest.param("dreamer", marks=pytest.mark.slow), "tia", "denoised-mdp"]
 
 
 OPTIONS = SIZES | dict(free_nats=0.0)  # so that every parameter is learned
