@@ -7,9 +7,7 @@ import numpy as np
 
 from undistracted.data import Batch
 from undistracted.envs import make_env
-from undistracted.workers import RESET, STEP, DeadEnvironment, Here, Workers
-
-__all__ = ["DeadEnvironment", "Environments", "Episode"]
+from undistracted.workers import RESET, STEP, Here, Workers
 
 
 class Episode(NamedTuple):

@@ -22,7 +22,7 @@ class Trace(NamedTuple):
 
 def trace(head: Scalar, x) -> Trace:
     *hidden, out = head.mlp.layers
-    inputs, slopes = [x], []
+    inputs = [x]
     for layer in hidden:
         inputs.append(elu(layer(inputs[-1]), layer.dtype))
     value = out.exact(inputs[-1])[..., 0]

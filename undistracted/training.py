@@ -24,7 +24,8 @@ from undistracted.interrupt import asked_to_stop
 from undistracted.learner import Learner
 from undistracted.logger import RunLog, Terminal, drop_later, result_table
 from undistracted.presets import complete
-from undistracted.rollout import DeadEnvironment, Environments
+from undistracted.rollout import Environments
+from undistracted.workers import DeadEnvironment
 
 # What a checkpoint keeps of the loop.
 COUNTERS = "taken", "count", "debt", "next_evaluation", "elapsed"

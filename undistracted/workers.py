@@ -88,27 +88,27 @@ def work(i: int, count: int, make, pipe, go, done) -> None:
     """An environment's process. Signals are the main process's business; when that is gone, end without a word."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        rows = None
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # of the pipe, not of the environment
         try:
             stage = Stage(make())
-            pipe.send(stage.spaces)
-            rows = Rows(count, stage.spaces, pipe.recv())
-            while True:
-                while not go.acquire(timeout=LOOK):
-                    if pipe.poll():  # nothing is ever sent, so it was closed
-                        pipe.recv()
-                if rows.order[i] == CLOSE:
-                    return stage.env.close()
-                (rows.step if rows.order[i] == STEP else rows.reset)(i, stage)
-                done.release()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
         except Exception as e:
             pipe.send(portable(e))
-            if rows is not None:
+            return
+        pipe.send(stage.spaces)
+        rows = Rows(count, stage.spaces, pipe.recv())
+        while not rows.failed[i]:
+            while not go.acquire(timeout=LOOK):
+                if pipe.poll():  # nothing is ever sent, so it was closed
+                    pipe.recv()
+            if rows.order[i] == CLOSE:
+                stage.env.close()
+                return
+            try:
+                (rows.step if rows.order[i] == STEP else rows.reset)(i, stage)
+            except Exception as e:
                 rows.failed[i] = True
-                done.release()
+                pipe.send(portable(e))
+            done.release()
 
 
 def portable(error: Exception) -> Exception:
