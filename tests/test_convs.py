@@ -26,9 +26,9 @@ def loop_conv(x, weight, kernel, stride):
 @pytest.mark.parametrize("window", [(3, 1), (3, 2), (5, 2), (7, 2)])
 def test_convolution_is_the_loop(window, native):
     rng = np.random.default_rng(0)
-    x, weight = rng.normal(size=(2, 3, 9, 10, 4)), rng.normal(size=(window[0] ** 2 * 4, 5))
+    x, weight = rng.normal(size=(3, 9, 10, 4)), rng.normal(size=(window[0] ** 2 * 4, 5))
     y = Conv(*window, native)(jnp.float32(x), jnp.float32(weight))
-    expected = np.stack([[loop_conv(image, weight, *window) for image in images] for images in x])
+    expected = np.stack([loop_conv(image, weight, *window) for image in x])
     np.testing.assert_allclose(y, expected, atol=1e-4)
 
 

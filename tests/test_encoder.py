@@ -37,9 +37,9 @@ def loop_conv(x, weight):
 @pytest.mark.parametrize("size", [(8, 8, 3), (9, 11, 2), (8, 8, 8), (9, 11, 9)])
 def test_convolutions_are_the_loop(conv, size):
     rng = np.random.default_rng(0)
-    x, weight = rng.normal(size=(2, 3, *size)), rng.normal(size=(16 * size[-1], 5))
+    x, weight = rng.normal(size=(3, *size)), rng.normal(size=(16 * size[-1], 5))
     y = conv(packed(jnp.float32(x)), jnp.float32(weight))
-    expected = np.stack([[loop_conv(image, weight) for image in images] for images in x])
+    expected = np.stack([loop_conv(image, weight) for image in x])
     np.testing.assert_allclose(y, expected, atol=1e-4)
 
 
@@ -57,7 +57,7 @@ def test_the_first_convolution_gives_packed_values(form):
 ])  # fmt: skip
 def test_the_first_convolutions_gradient_is_the_plain_one(first, size):
     rng = np.random.default_rng(0)
-    x, weight = jnp.float32(rng.normal(size=(2, 3, *size))), jnp.float32(rng.normal(size=(4 * size[-1], 5)))
+    x, weight = jnp.float32(rng.normal(size=(3, *size))), jnp.float32(rng.normal(size=(4 * size[-1], 5)))
 
     def value_and_gradients(product):
         y, pullback = jax.vjp(product, x, weight)
@@ -78,7 +78,7 @@ def test_encoder_has_the_papers_sizes():
     encoder = shapes(Encoder, PAPER.channels, form=Form(conv, lambda x, weight: packed(conv(x, weight))))
     obs = jax.ShapeDtypeStruct((7, 5, 64, 64, 3), jnp.uint8)
     out = eqx.filter_eval_shape(lambda encoder, obs: encoder(obs), encoder, obs)
-    assert seen == [(7, 5, 32, 32, 12), (7, 5, 15, 15, 128), (7, 5, 7, 7, 256), (7, 5, 3, 3, 512)]
+    assert seen == [(35, 32, 32, 12), (35, 15, 15, 128), (35, 7, 7, 256), (35, 3, 3, 512)]
     assert out.shape == (7, 5, 1024) == (7, 5, encoder.size)
     assert count(encoder) == 690_144
 

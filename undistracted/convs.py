@@ -24,10 +24,8 @@ class Conv(NamedTuple):
     def __call__(self, x, weight):
         k, s, c = self.kernel, self.stride, x.shape[-1]
         if self.native:
-            flat, layout = x.reshape(-1, *x.shape[-3:]), ("NHWC", "HWIO", "NHWC")
-            kernel = weight.reshape(k, k, c, -1).swapaxes(0, 1)
-            y = jax.lax.conv_general_dilated(flat, kernel, (s, s), "VALID", dimension_numbers=layout)
-            return y.reshape(*x.shape[:-3], *y.shape[1:])
+            kernel, layout = weight.reshape(k, k, c, -1).swapaxes(0, 1), ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(x, kernel, (s, s), "VALID", dimension_numbers=layout)
         h, w = self.side(x.shape[-3]), self.side(x.shape[-2])
         x = jnp.concatenate([x[..., i : i + s * h : s, :, :] for i in range(k)], -1)
         x = jnp.concatenate([x[..., j : j + s * w : s, :] for j in range(k)], -1)
@@ -65,8 +63,7 @@ class Convs(eqx.Module):
 
     def __call__(self, obs: UInt8[Array, "*n 64 64 c"]) -> Float[Array, "*n x"]:
         pixels = partial(scaled, shrink=self.shrink, dtype=DTYPES[self.layers[0].dtype], low=0)
-        y = encode(self.convs, pixels, [(layer.weight, layer.bias) for layer in self.layers], obs)
-        return y.reshape(*y.shape[:-3], -1).astype(jnp.float32)
+        return encode(self.convs, pixels, self.layers, obs)
 
 
 def delta_orthogonal(key, kernel: int, inputs: int, outputs: int):

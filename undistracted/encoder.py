@@ -48,8 +48,7 @@ class Encoder(eqx.Module):
 
         inner = len(self.layers) - 1
         products = (self.form.first, *[middle] * inner)[:inner] + (self.form.conv,)
-        y = encode(products, pixels, [(layer.weight, layer.bias) for layer in self.layers], obs)
-        return y.reshape(*y.shape[:-3], -1).astype(jnp.float32)
+        return encode(products, pixels, self.layers, obs)
 
 
 def scaled(obs, shrink: int, dtype, low: int = -1):
@@ -60,33 +59,40 @@ def scaled(obs, shrink: int, dtype, low: int = -1):
     return obs.astype(dtype) / (255 / (1 - low)) + low
 
 
+def encode(products, pixels, layers: list[Linear], obs) -> Float[Array, "*n x"]:
+    """What ReLU layers, each with its product of values and weight, make of the scaled `pixels(obs)`. Pictures pass in
+    one row: a library joins ReLU with its convolution only where no reshape is between them."""
+    weights = [(layer.weight, layer.bias) for layer in layers]
+    y = values(products, pixels, weights, obs.reshape(-1, *obs.shape[-3:]))
+    return y.reshape(*obs.shape[:-3], -1).astype(jnp.float32)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def encode(products, pixels, weights: list, obs):
-    """The last layer's values (*n, H, W, C) of the scaled `pixels(obs)`, for layers given as a product of values and
-    weight, and the (weight, bias). A bias that is shorter than a product's channels repeats itself."""
+def values(products, pixels, weights: list, obs):
+    """Of the last layer, (n, H, W, C). A bias that is shorter than a product's channels repeats itself."""
     return forward(products, pixels, weights, obs)[0]
 
 
 def forward(products, pixels, weights, obs):
     def layers(weights, obs):
-        x, values = pixels(obs), []
+        x, found = pixels(obs), []
         for product, (weight, bias) in zip(products, weights, strict=True):
             y = product(x, weight.astype(x.dtype))
             x = jnp.maximum(y + jnp.tile(bias, y.shape[-1] // len(bias)).astype(y.dtype), 0)
-            values.append(x)
-        return values
+            found.append(x)
+        return found
 
-    values = each_seed(layers)(weights, obs)
-    return values[-1], (weights, obs, values)
+    found = each_seed(layers)(weights, obs)
+    return found[-1], (weights, obs, found)
 
 
 def backward(products, pixels, residuals, gradient):
     """Gradients of weights and biases; pixels have none. ReLU's slope is found from its value; the scaled pixels are
     cheaper to make again than to keep."""
 
-    def layers(weights, obs, values, gradient):
-        inputs, gradients = [pixels(obs), *values[:-1]], []
-        for product, (weight, bias), x, y in reversed([*zip(products, weights, inputs, values, strict=True)]):
+    def layers(weights, obs, found, gradient):
+        inputs, gradients = [pixels(obs), *found[:-1]], []
+        for product, (weight, bias), x, y in reversed([*zip(products, weights, inputs, found, strict=True)]):
             gradient = jnp.where(y > 0, gradient, 0)
             bias = gradient.astype(jnp.float32).sum(range(gradient.ndim - 1)).reshape(-1, len(bias)).sum(0)
             gradient, weight = jax.vjp(product, x, weight.astype(x.dtype))[1](gradient)
@@ -96,7 +102,7 @@ def backward(products, pixels, residuals, gradient):
     return each_seed(layers)(*residuals, gradient), None
 
 
-encode.defvjp(forward, backward)
+values.defvjp(forward, backward)
 
 
 def packed(x):
@@ -131,12 +137,11 @@ def square_conv(x, weight):
 
 def native_conv(x, weight):
     """The same by the library's convolution: fast on a GPU."""
-    *shape, _, _, channels = x.shape
+    channels = x.shape[-1]
     kernel, spare = weight.reshape(2, 2, channels, -1), -channels % 8  # the tensor cores take eight channels
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, spare)]).reshape(-1, *x.shape[-3:-1], channels + spare)
+    x = jnp.pad(x, [(0, 0), (0, 0), (0, 0), (0, spare)])
     kernel = jnp.pad(kernel, [(0, 0), (0, 0), (0, spare), (0, 0)])
-    y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    return y.reshape(*shape, *y.shape[1:])
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def wide_conv(x, weight):
