@@ -127,6 +127,23 @@ def test_an_unreadable_file_is_skipped_with_one_warning(tmp_path, decoded, conte
     assert decoded.count("broken.mp4") == 1
 
 
+@pytest.mark.parametrize("damaged", [0, 3])
+def test_a_damaged_frame_costs_that_frame(tmp_path, damaged):
+    for split in ("train", "test"):
+        write_video(tmp_path / split / "film.mp4", frames=30)
+    file = tmp_path / "train" / "film.mp4"
+    with av.open(str(file)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(file.read_bytes())
+    place, size = places[damaged]
+    data[place : place + size] = bytes(size)
+    file.write_bytes(data)
+    with pytest.warns(UserWarning, match="damaged.*film.mp4") as caught:
+        film = clips_of(tmp_path, "train")[0]
+    assert len(caught) == 1 and len(film) in range(17, 30), "before the damage and, from the next key frame, after it"
+    assert round(film[:damaged].mean() if damaged else film[-1].mean()) in range(95, 106)
+
+
 def test_no_usable_video(tmp_path):
     with pytest.raises(UserError, match="no video folder"):
         clips_of(tmp_path / "missing", "train")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import errno
 import io
 import itertools
 import json
@@ -20,6 +21,9 @@ VERBS = {
     "tasks": "what can be learned",
     "agents": "what can learn",
 }
+
+# What a disk refuses is no defect, whichever file it meets.
+REFUSALS = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,6 +44,11 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of stdout went away, as in `undistracted tasks | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as e:
+        if e.errno not in REFUSALS:
+            raise
+        print(f"error: {e}; make room, or name a folder that you may write to", file=sys.stderr)
+        return 2
     return 0
 
 
