@@ -10,7 +10,7 @@ import pytest
 
 from undistracted import checkpoint
 from undistracted.adapt.adapt import Adaptation
-from undistracted.adapt.agent import AdaptingAgent, Data, dynamics_violation
+from undistracted.adapt.agent import AdaptingAgent, Data, State, dynamics_violation
 from undistracted.adapt.config import VARIANTS, flags, preset_adapt
 from undistracted.adapt.results import ResultsConfig, results
 from undistracted.adapt.source import relative_distance
@@ -47,6 +47,33 @@ def test_variants(variant, agent, state, batch, data, key):
     moved = {name for name in before if not np.array_equal(before[name], after[name])}
     assert {name for name in before if name.startswith(".policy.model.encoder")} <= moved
     assert all(name.startswith((".policy.model.encoder", ".players")) for name in moved)
+
+
+def test_a_step_draws_rows_alike_and_pairs_as_pairs(agent, state, batch, key):
+    """As many of each kind as the batch has rows, each pair's two sides of one state."""
+    drawn = []
+
+    def step(encoder, players, rows, key, violation):
+        drawn.append((rows, violation))
+        return jax.tree.map(jnp.zeros_like, encoder), players, {}
+
+    wrapped = AdaptingAgent(agent, preset_adapt("runs/x", "distracted/walker-walk"))
+    wrapped.aligner = SimpleNamespace(step=step)
+    number = np.arange(5)
+    data = Data(jnp.float16(number[:, None]), jnp.float16(10 + number[:, None]), jnp.uint8(number[:, None, None, None]))
+    for i in range(4):
+        wrapped.dynamics_kl = bool(i % 2)
+        before = State(*state, players="players")
+        after, _ = wrapped.update(before, batch, jax.random.fold_in(key, i), data)
+    assert not any(jax.tree.leaves(jax.tree.map(jnp.any, after.policy.model.encoder))), "the new encoder is taken"
+    assert after.players == "players" and after.critic is state.critic and after.policy.actor is state.policy.actor
+    assert [violation is not None for _, violation in drawn] == [False, True] * 2
+    for rows, _ in drawn:
+        assert rows.source.dtype == jnp.float32 and rows.source.shape == (*batch.first.shape, 1)
+        assert rows.target is batch.obs
+        np.testing.assert_array_equal(rows.paired_source[..., 0], 10 + rows.paired_target[..., 0, 0, 0])
+    for side in ("source", "paired_target"):
+        assert set(np.unique([getattr(rows, side) for rows, _ in drawn]).tolist()) == set(range(5)), "all are drawn"
 
 
 def test_calibration_undoes_a_negative(agent, state, batch, data, key):

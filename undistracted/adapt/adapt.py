@@ -57,8 +57,8 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     check(options)
     for name in ("task", "eval_every", "log_every", "checkpoint_every", "videos", "protocol", "render", "color"):
         changes |= {name: getattr(options, name)} if getattr(options, name) is not None else {}
-    changes["replay_size"] = min(options.replay_size, source.replay_size)
-    return dataclasses.replace(options, run=str(run)), dataclasses.replace(source, save_replay=True, **changes)
+    changes |= {"replay_size": min(options.replay_size, source.replay_size), "save_replay": True, "warm_up_updates": 0}
+    return dataclasses.replace(options, run=str(run)), dataclasses.replace(source, **changes)
 
 
 def check(options: AdaptConfig) -> None:
@@ -122,7 +122,7 @@ class Adaptation(Trainer):
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, self.path / FILE)
-        except SafetensorError as e:
+        except (OSError, SafetensorError) as e:
             raise UserError(f"cannot write {self.path / FILE}: {e}; make room there, or name another --run") from e
 
     def begin(self) -> None:
