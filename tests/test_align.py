@@ -157,7 +157,7 @@ def test_every_player_follows_its_loss(key, divergence, game):
     are written in docs/adaptation.md, and its first steps are of its rate, downhill."""
     batch, encoder = rows(key), Shift(jnp.array([1.0, -2.0]))
     weights = dict(alignment=0.7, calibration=1.5, dynamics=0.3, penalty=0.4, budget=0.2)
-    aligner = Aligner(divergence, Rates(1e-3, 2e-3, 3e-3, 4e-3), **weights)
+    aligner = Aligner(divergence, Rates(1e-3, 2e-3, 0.1, 4e-3), **weights)
     before = aligner.init(encoder, 2, key, hidden=8, code=4)._replace(multiplier=jnp.float32(0.5))
     step = jax.jit(lambda *args: aligner.step(*args, lambda x: (x**2).mean()))
     moved, after, metrics = step(encoder, before, batch, key)
@@ -187,7 +187,7 @@ def test_every_player_follows_its_loss(key, divergence, game):
         return [f, jax.grad(encoder_loss)(encoder), jax.grad(tau_loss)(before.tau), 1 - tau_s.mean()], kl
 
     found, kl = gradients()
-    named = zip(("f", "encoder", "tau", "multiplier"), found, (3e-3, 1e-3, 2e-3, 4e-3), strict=True)
+    named = zip(("f", "encoder", "tau", "multiplier"), found, (0.1, 1e-3, 2e-3, 4e-3), strict=True)
     old, new = before._asdict() | {"encoder": encoder}, after._asdict() | {"encoder": moved}
     for name, gradient, rate in list(named)[: 4 if divergence.reweighted else 2]:
         leaves = map(jax.tree.leaves, (tree_get(after.moments[name], "mu"), gradient, old[name], new[name]))

@@ -36,9 +36,8 @@ def test_the_new_look_is_set_and_all_else_is_the_sources(tmp_path):
     assert options.run == config.run == f"{run}-distracted-calibrated-support"
     kept = Config.load_run(tmp_path / "run")
     changed = {name for name in vars(kept) if getattr(kept, name) != getattr(config, name)}
-    assert changed == {"task", "videos", "color", "steps", "replay_size", "run", "warm_up_updates"} | {
-        name for name in ("eval_every", "log_every", "checkpoint_every")
-    }
+    own = {"task", "videos", "color", "steps", "run", "replay_size", "warm_up_updates"}
+    assert changed == own | {"eval_every", "log_every", "checkpoint_every"}
     assert (config.task, config.videos, config.color, config.steps) == (TASK, "clips", True, 70)
     assert (config.render, config.replay_size, config.warm_up_updates) == ("faithful", 900, 0)
     assert adapt.prepare(preset_adapt(run, TASK))[1].replay_size == 1000, "no more than the source's"
