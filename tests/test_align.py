@@ -19,7 +19,7 @@ from undistracted.adapt.align import (
     lagrangian,
     spread,
 )
-from undistracted.adapt.networks import Dual
+from undistracted.adapt.networks import Dual, Reweighting
 
 P = np.array([0.1, 0.2, 0.3, 0.4])  # source
 Q = np.array([0.25, 0.25, 0.5, 0.0])  # target, inside the source's support
@@ -118,7 +118,7 @@ def test_the_game_moves_the_target_onto_the_source(key, divergence):
     batch = rows(key)._replace(paired_source=None, paired_target=None)
     encoder, _, _, log = play(Aligner(divergence, FAST), Shift(jnp.zeros(2)), batch, 400, key)
     assert (encoder.offset < -1).all(), "towards the source, three to the lower left"
-    assert (log[-1].keys() >= {"tau", "lambda"}) == divergence.reweighted
+    assert (log[-1].keys() >= {"tau", "lambda"}) == (divergence is SUPPORT)
 
 
 def test_calibration_alone_recovers_the_offset_and_touches_nothing_else(key):
@@ -151,8 +151,8 @@ def distribution_game(f_s, f_t, tau_s):
     return jnp.log1p(jnp.exp(-f_s)).mean() + jnp.log1p(jnp.exp(f_t)).mean(), jnp.log1p(jnp.exp(-f_t)).mean()
 
 
-@pytest.mark.parametrize("divergence, game", [(SUPPORT, support_game), (DISTRIBUTION, distribution_game)])
-def test_every_player_follows_its_loss(key, divergence, game):
+@pytest.mark.parametrize("divergence, game, turns", [(SUPPORT, support_game, 4), (DISTRIBUTION, distribution_game, 2)])
+def test_every_player_follows_its_loss(key, divergence, game, turns):
     """In turn f, the encoder, tau and lambda: Adam's first moments are a tenth of the gradients of the losses as they
     are written in docs/adaptation.md, and its first steps are of its rate, downhill."""
     batch, encoder = rows(key), Shift(jnp.array([1.0, -2.0]))
@@ -189,7 +189,7 @@ def test_every_player_follows_its_loss(key, divergence, game):
     found, kl = gradients()
     named = zip(("f", "encoder", "tau", "multiplier"), found, (0.1, 1e-3, 2e-3, 4e-3), strict=True)
     old, new = before._asdict() | {"encoder": encoder}, after._asdict() | {"encoder": moved}
-    for name, gradient, rate in list(named)[: 4 if divergence.reweighted else 2]:
+    for name, gradient, rate in list(named)[:turns]:
         leaves = map(jax.tree.leaves, (tree_get(after.moments[name], "mu"), gradient, old[name], new[name]))
         for moment, slope, x, y in jax.device_get(list(zip(*leaves, strict=True))):
             np.testing.assert_allclose(moment, 0.1 * slope, rtol=1e-3, atol=1e-6, err_msg=name)
@@ -197,7 +197,7 @@ def test_every_player_follows_its_loss(key, divergence, game):
             np.testing.assert_allclose((y - x)[steep], (-rate * np.sign(slope))[steep], rtol=1e-2)
         assert max(np.abs(slope).max() for slope in jax.tree.leaves(gradient)) > 1e-2
     np.testing.assert_allclose(after.kl_multiplier, 0.1 + 5e-3 * (kl - 0.2), rtol=1e-5)
-    if not divergence.reweighted:
+    if turns == 2:
         jax.tree.map(np.testing.assert_array_equal, before[1:3], after[1:3])
     np.testing.assert_allclose(metrics["target_spread"], np.asarray(batch.target).var(0).mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics["source_spread"], np.asarray(batch.source).var(0).mean(), rtol=1e-5)
@@ -210,11 +210,24 @@ def test_the_bottlenecks_multiplier_is_never_negative(key):
     assert turn(players, rows(key)).kl_multiplier == 0
 
 
-def test_the_bottlenecks_kl_is_that_of_its_code(key):
-    f = Dual(2, key, hidden=8, code=3)
-    f = eqx.tree_at(lambda f: f.encoder.layers[-1].weight, f, jnp.zeros((8, 6)))
-    f = eqx.tree_at(lambda f: f.encoder.layers[-1].bias, f, jnp.array([1.0, 2.0, 0.0, 0.0, 0.0, 0.0]))
-    np.testing.assert_allclose(f(jnp.ones((5, 2)), key)[1], 0.5 * (1 + 4), rtol=1e-6)
+def test_f_sees_a_noisy_code_and_pays_for_it(key):
+    """A code of mean (1, -2) and std (1, e) whatever x is: its KL is known, and what f makes of it with its noise."""
+    f = Dual(2, key, hidden=8, code=2)
+    last = f.encoder.layers[-1]
+    f = eqx.tree_at(lambda f: (f.encoder.layers[-1].weight, f.encoder.layers[-1].bias), f,
+                    (0 * last.weight, jnp.array([1.0, -2.0, 0.0, 1.0])))  # fmt: skip
+    value, kl = f(jnp.ones((500, 2)), key)
+    np.testing.assert_allclose(kl, 0.5 * (1 + 4 + np.e**2 - 1 - 2), rtol=1e-5)
+    code = np.array([1, -2]) + np.array([1, np.e]) * jax.random.normal(key, (500, 2))
+    seen = np.where(code > 0, code, 0.01 * code)
+    np.testing.assert_allclose(value, (seen @ f.out.weight + f.out.bias)[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_tau_is_the_exponential_of_its_network(key):
+    tau = Reweighting(1, key, hidden=1, depth=1)
+    weights = [jnp.ones((1, 1)), jnp.zeros(1), jnp.full((1, 1), 2.0), jnp.full(1, -0.5)]
+    tau = jax.tree.unflatten(jax.tree.structure(tau), weights)
+    np.testing.assert_allclose(tau(jnp.array([[3.0], [-3.0]])), np.exp([2 * 3 - 0.5, -0.5]), rtol=1e-5)
 
 
 def test_spread_is_the_mean_variance_and_none_for_one_point():

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import io
 import itertools
@@ -10,7 +9,7 @@ import json
 import os
 import sys
 
-from undistracted.errors import UserError
+from undistracted.errors import UserError, did_you_mean
 
 VERBS = {
     "train": "train an agent on a task",
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         if verb not in VERBS:
-            raise UserError(f"unknown verb '{verb}'{nearest(verb, VERBS)}; undistracted --help lists them")
+            raise UserError(f"unknown verb '{verb}'{did_you_mean(verb, VERBS)} (`undistracted --help` lists them all)")
         globals()[f"run_{verb}"](args)
     except UserError as e:
         print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
@@ -167,11 +166,6 @@ def no_arguments(verb: str, args: list[str]) -> None:
         raise SystemExit(0)
     if args:
         raise UserError(f"undistracted {verb} takes no arguments, got '{' '.join(args)}'")
-
-
-def nearest(name: str, names) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f", did you mean '{close[0]}'?" if close else ""
 
 
 if __name__ == "__main__":
