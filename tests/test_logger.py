@@ -1,6 +1,7 @@
 """What a run writes down and shows."""
 
 import csv
+import dataclasses
 import errno
 import io
 import json
@@ -10,8 +11,10 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from undistracted.config import Config
 from undistracted.evaluation import Result, summarise
 from undistracted.logger import RunLog, Terminal, drop_later, print_summary, result_table
+from undistracted.presets import preset_config
 
 RESULTS = [
     Result(100, 0, "train", 0, 10.0, 500, 1.0),
@@ -132,10 +135,15 @@ def test_a_full_disk_costs_nothing_when_a_run_resumes(run, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    config = preset_config("dmc/walker-walk", "debug")
+    config.save(run / "config.json")
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         drop_later(run, 0, 0)
-    assert (logged(run), table(run)) == before
+    with pytest.raises(OSError, match="No space left"):
+        dataclasses.replace(config, steps=7).save(run / "config.json")
+    assert (logged(run), table(run)) == before and Config.load_run(run) == config
+    assert not list(run.glob(".*")), "nothing is left behind"
 
 
 def test_summary(capsys):

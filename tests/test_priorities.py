@@ -43,7 +43,6 @@ def windows_by_hand(firsts, env: int) -> set[int]:
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 4).map(lambda x: x == 0), min_size=1, max_size=25))
 def test_the_windows_that_have_priority_are_those_within_ring_and_episode(firsts):
-    firsts = [True, *firsts[1:]]
     replay = filled(firsts)
     for env in range(ENVS):
         number = np.asarray(replay.rows.action[:, env, 0], int)

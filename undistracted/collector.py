@@ -9,6 +9,7 @@ from undistracted.config import Config
 from undistracted.data import by_seed
 from undistracted.envs import clips_of
 from undistracted.evaluation import splits_of
+from undistracted.files import write_whole
 from undistracted.learner import Learner
 from undistracted.rollout import Environments, episode_seeds
 
@@ -75,4 +76,4 @@ def record_videos(config: Config) -> None:
     }
     path = Path(config.run)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "videos.json").write_text(json.dumps(names, indent=2) + "\n")
+    write_whole(path / "videos.json", json.dumps(names, indent=2) + "\n")

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from undistracted.evaluation import Result, summarise
+from undistracted.files import write_whole
 
 EVAL_COLUMNS = "step", "seed", "split", "episode", "return", "length", "success"
 
@@ -73,7 +73,7 @@ class RunLog:
             file.close()
 
     def _write_rows(self, rows) -> None:
-        self.eval_file.write(table(rows))
+        self.eval_file.write(table(rows).encode())
 
     def _scalars(self, step: int, values: dict) -> None:
         self._event(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
@@ -82,10 +82,10 @@ class RunLog:
         self.events.write(Event(wall_time=time.time(), **fields).SerializeToString())
 
 
-def table(rows) -> bytes:
+def table(rows) -> str:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
-    return text.getvalue().encode()
+    return text.getvalue()
 
 
 def drop_later(run: Path, last_metrics: int, last_evaluation: int) -> None:
@@ -94,18 +94,11 @@ def drop_later(run: Path, last_metrics: int, last_evaluation: int) -> None:
     lines = path.read_text().splitlines() if path.exists() else []
     lines = [line for line in lines if line.endswith("}")]  # a full disk or a power cut may have torn the last one
     lines = [line for line in lines if json.loads(line)["step"] <= last_metrics]
-    rewrite(path, "".join(line + "\n" for line in lines).encode())
+    write_whole(path, "".join(line + "\n" for line in lines))
     path = run / "eval.csv"
     rows = list(csv.reader(path.read_text().splitlines())) if path.exists() else []
     rows = [row for row in rows if len(row) == len(EVAL_COLUMNS)]
-    rewrite(path, table(row for i, row in enumerate(rows) if i == 0 or int(row[0]) <= last_evaluation))
-
-
-def rewrite(path: Path, data: bytes) -> None:
-    """Whole or not at all: a full disk must not cost the lines that are there."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    write_whole(path, table(row for i, row in enumerate(rows) if i == 0 or int(row[0]) <= last_evaluation))
 
 
 class Terminal:
