@@ -26,23 +26,28 @@ def data(batch):
 
 
 def adapting(agent, state, variant, **more):
-    options = preset_adapt("runs/x", "distracted/walker-walk", hidden=16, code=4, **flags(variant), **more)
+    options = preset_adapt("runs/x", "distracted/walker-walk", hidden=16, code=4, **flags(variant) | more)
     wrapped = AdaptingAgent(agent, options)
-    players = wrapped.aligner.init(state.policy.model.encoder, state.policy.model.encoder.size, jax.random.key(1),
-                                   **wrapped.sizes)  # fmt: skip
-    return wrapped, jax.jit(wrapped.init)(jax.random.key(0))._replace(**state._asdict(), players=players)
+    encoder = state.policy.model.encoder
+    return wrapped, State(*state, wrapped.aligner.init(encoder, encoder.size, jax.random.key(1), **wrapped.sizes))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant, agent, state, batch, data, key):
-    """Each has its own losses, moves the encoder, and nothing else of the agent."""
+    """Each has its own losses; nothing need be compiled to see which."""
     wrapped, before = adapting(agent, state, variant)
     row, pairs = VARIANTS[variant], data(state.policy.model.encoder)
     pairs = pairs if row.calibrated else pairs._replace(paired_source=None, paired_target=None)
-    after, metrics = jax.jit(wrapped.update)(before, batch, key, pairs)
+    after, metrics = jax.eval_shape(wrapped.update, before, batch, key, pairs)
     losses = {"alignment": row.method != "none", "calibration": row.calibrated, "dynamics": row.dynamics_kl}
     assert {name: f"{name}_loss" in metrics for name in losses} == losses
     assert ("tau" in metrics) == (row.method == "support")
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, before)
+
+
+def test_only_the_encoder_and_the_players_move(agent, state, batch, data, key):
+    wrapped, before = adapting(agent, state, "calibrated-support", dynamics_kl=True)
+    after, _ = jax.jit(wrapped.update)(before, batch, key, data(state.policy.model.encoder))
     before, after = (checkpoint.named(x) for x in (before, after))
     moved = {name for name in before if not np.array_equal(before[name], after[name])}
     assert {name for name in before if name.startswith(".policy.model.encoder")} <= moved
