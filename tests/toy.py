@@ -15,6 +15,9 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
+from undistracted.envs import make_env
+from undistracted.errors import UserError
+
 COUNTING = "gym/toy:Counting-v0"
 STEADY = "gym/toy:Steady-v0"
 FIELDS = np.dtype([("seed", "u8"), ("episode", "u4"), ("t", "u4"), ("action", "f4", 6), ("reward", "f8")])
@@ -78,6 +81,41 @@ class Blind(Counting):
     """Has neither pictures nor rendering."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Noted(gymnasium.Wrapper):
+    """Writes down that it was closed."""
+
+    def __init__(self, note, **settings):
+        super().__init__(make_env(**settings))
+        self.note = note
+
+    def close(self):
+        self.note.touch()
+        super().close()
+
+
+class Broken(gymnasium.Env):
+    """Breaks at its third step, or, on demand, before its first; or hangs in its first."""
+
+    observation_space, action_space = Counting.observation_space, Counting.action_space
+
+    def __init__(self, broken=False, hangs=False):
+        self.hangs = hangs
+        if broken:
+            raise UserError("no such video")
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros((64, 64, 3), np.uint8), {}
+
+    def step(self, action):
+        self.t += 1
+        if self.hangs:
+            time.sleep(600)
+        if self.t == 3:
+            raise ConnectionResetError("the robot hung up")  # of the environment's own, not of the pipe to it
+        return np.zeros((64, 64, 3), np.uint8), 1.0, False, False, {}
 
 
 for toy in (Counting, Steady, Blind):
