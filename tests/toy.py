@@ -20,6 +20,7 @@ from undistracted.errors import UserError
 
 COUNTING = "gym/toy:Counting-v0"
 STEADY = "gym/toy:Steady-v0"
+NEGATIVE = "gym/toy:Negative-v0"
 FIELDS = np.dtype([("seed", "u8"), ("episode", "u4"), ("t", "u4"), ("action", "f4", 6), ("reward", "f8")])
 
 
@@ -77,6 +78,18 @@ class Steady(Counting):
     lengths = (5,)
 
 
+class Negative(Counting):
+    """The same states in another look."""
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return 255 - obs, info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return 255 - obs, *rest
+
+
 class Blind(Counting):
     """Has neither pictures nor rendering."""
 
@@ -118,7 +131,7 @@ class Broken(gymnasium.Env):
         return np.zeros((64, 64, 3), np.uint8), 1.0, False, False, {}
 
 
-for toy in (Counting, Steady, Blind):
+for toy in (Counting, Steady, Negative, Blind):
     gymnasium.register(f"{toy.__name__}-v0", toy)
 
 
