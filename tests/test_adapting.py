@@ -110,7 +110,8 @@ def test_the_dynamics_violation_is_the_models_kl(agent, state, batch, key):
 
 def test_presets():
     paper, official = (preset_adapt("a", "b", preset) for preset in ("paper", "official"))
-    assert (paper.depth, paper.f_lr, official.depth, official.f_lr) == (2, 1e-4, 4, 3e-4)
+    assert (paper.depth, paper.f_lr, paper.calibration_weight) == (2, 1e-4, 1)
+    assert (official.depth, official.f_lr, official.calibration_weight) == (4, 3e-4, 1 / 1024)
     assert {flags_variant(name) for name in VARIANTS} == set(VARIANTS)
 
 

@@ -1,5 +1,6 @@
 """What an adaptation begins with: its settings, encodings of the source by the source's encoder, and pairs in order."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from toy import STEADY, read
 
 from undistracted.adapt import adapt, pairs, source
 from undistracted.adapt.agent import AdaptingAgent
-from undistracted.adapt.config import preset_adapt
+from undistracted.adapt.config import AdaptConfig, preset_adapt
 from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.errors import UserError
@@ -41,6 +42,8 @@ def test_the_new_look_is_set_and_all_else_is_the_sources(tmp_path):
     assert (config.task, config.videos, config.color, config.steps) == (TASK, "clips", True, 70)
     assert (config.render, config.replay_size, config.warm_up_updates) == ("faithful", 900, 0)
     assert adapt.prepare(preset_adapt(run, TASK))[1].replay_size == 1000, "no more than the source's"
+    dataclasses.replace(options, resume=True).save(tmp_path)
+    assert AdaptConfig.load_run(tmp_path) == options
 
 
 def test_what_cannot_be_adapted_or_resumed(tmp_path):
