@@ -125,7 +125,7 @@ class Broken(gymnasium.Env):
     def step(self, action):
         self.t += 1
         if self.hangs:
-            time.sleep(600)
+            time.sleep(60)
         if self.t == 3:
             raise ConnectionResetError("the robot hung up")  # of the environment's own, not of the pipe to it
         return np.zeros((64, 64, 3), np.uint8), 1.0, False, False, {}
