@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import multiprocessing
 import os
 import re
@@ -144,26 +145,27 @@ def decode(file: Path, color: bool) -> np.ndarray:
     import av
     from av.video.reformatter import Interpolation
 
-    frames, damage = [], None
+    frames, damage = [], []
+
+    def whole(packets):
+        for packet in packets:
+            try:
+                yield from packet.decode()
+            except av.FFmpegError as error:
+                damage.append(error)
+
     with av.open(str(file)) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")
         container.streams.video[0].codec_context.thread_count = 1  # files are decoded in parallel already
-        for packet in container.demux(video=0):
-            try:
-                decoded = packet.decode()
-            except av.FFmpegError as error:
-                decoded, damage = [], error
-            for frame in decoded:
-                small = frame.reformat(SIZE, SIZE, "rgb24" if color else "gray", interpolation=Interpolation.AREA)
-                frames.append(small.to_ndarray())
-            if len(frames) >= MAX_FRAMES:
-                break
+        for frame in itertools.islice(whole(container.demux(video=0)), MAX_FRAMES):
+            small = frame.reformat(SIZE, SIZE, "rgb24" if color else "gray", interpolation=Interpolation.AREA)
+            frames.append(small.to_ndarray())
     if not frames:
-        raise damage or ValueError("it has no frames")
+        raise ValueError("it has no frames" if not damage else damage[0])
     if damage:
-        warn(f"left out what is damaged of '{file}' ({damage}); {len(frames)} frames are used")
-    return np.stack(frames[:MAX_FRAMES])
+        warn(f"left out what is damaged of '{file}' ({damage[0]}); {len(frames)} frames are used")
+    return np.stack(frames)
 
 
 def cache_folder() -> Path:
