@@ -14,7 +14,6 @@ from undistracted.adapt.agent import AdaptingAgent, Data, State, dynamics_violat
 from undistracted.adapt.config import VARIANTS, flags, preset_adapt
 from undistracted.adapt.results import ResultsConfig, results
 from undistracted.adapt.source import relative_distance
-from undistracted.agents.repo import RePo
 from undistracted.rssm import balanced_kl
 
 
@@ -101,11 +100,18 @@ def test_relative_distance_is_one_for_the_mean():
 
 
 def test_the_dynamics_violation_is_the_models_kl(agent, state, batch, key):
-    model: RePo = state.policy.model
-    x = model.encoder(batch.obs)
-    _, posterior, prior = model.rssm.observe(x, batch.action, batch.first, key)
-    violation = dynamics_violation(model.rssm, batch, key, x)
-    np.testing.assert_allclose(violation, balanced_kl(posterior, prior, 0.8).mean(), rtol=1e-5)
+    """Its gradient is that of both sides, each of which a balanced KL has by half."""
+    rssm = state.policy.model.rssm
+    x = jax.random.normal(key, (*batch.first.shape, state.policy.model.encoder.size))
+
+    def balanced(x):
+        _, posterior, prior = rssm.observe(x, batch.action, batch.first, key)
+        return balanced_kl(posterior, prior, 0.5).mean()
+
+    violation, slope = jax.jit(jax.value_and_grad(lambda x: dynamics_violation(rssm, batch, key, x)))(x)
+    expected, half = jax.jit(jax.value_and_grad(balanced))(x)
+    np.testing.assert_allclose(violation, expected, rtol=1e-5)
+    np.testing.assert_allclose(slope, 2 * half, rtol=1e-3, atol=1e-4 * np.abs(half).max())
 
 
 def test_presets():
