@@ -97,11 +97,16 @@ class Blind(Counting):
 
 
 class Noted(gymnasium.Wrapper):
-    """Writes down that it was closed."""
+    """Writes down that it was closed, and keeps its last action, which must stay what it was."""
 
     def __init__(self, note, **settings):
         super().__init__(make_env(**settings))
-        self.note = note
+        self.note, self.kept = note, None
+
+    def step(self, action):
+        assert self.kept is None or np.array_equal(*self.kept), "an action belongs to whom it was given"
+        self.kept = action, action.copy()
+        return super().step(action)
 
     def close(self):
         self.note.touch()
