@@ -81,6 +81,7 @@ def test_health_is_logged(adapted):
     assert [line["step"] for line in lines] == [30, 60]
     assert all(health <= line.keys() and np.isfinite(list(line.values())).all() for line in lines)
     assert "return" in lines[-1] and lines[-1]["updates"] in (2, 3)
+    assert first["held_out_distance"] != lines[-1]["held_out_distance"], "by the encoder as it is by now"
 
 
 def test_the_data_of_an_adaptation(source, adapted):
@@ -104,6 +105,7 @@ def test_it_is_a_run_like_any_other(adapted, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["task"] == "distracted/walker-walk" and film.exists()
     again = tmp_path / "again"
     assert main(["adapt", str(adapted), "--task", "scoreboard/walker-walk", *SCHEDULE, "--run", str(again)]) == 0
+    assert "before adapting: train" in capsys.readouterr().err
     before, after = arrays(adapted), arrays(again)
     moved = {name for name in before if not np.array_equal(before[name], after[name])}
     assert all(name.startswith((".policy.model.encoder", ".players")) for name in moved)

@@ -127,6 +127,35 @@ def test_an_unreadable_file_is_skipped_with_one_warning(tmp_path, decoded, conte
     assert decoded.count("broken.mp4") == 1
 
 
+def damage(file, which: slice):
+    """Overwrite some of a video's packets."""
+    with av.open(str(file)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(file.read_bytes())
+    for place, size in places[which]:
+        data[place : place + size] = bytes(size)
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damaged", [0, 3])
+def test_a_damaged_frame_costs_that_frame(tmp_path, damaged):
+    for split in ("train", "test"):
+        write_video(tmp_path / split / "film.mp4", frames=30)
+    damage(tmp_path / "train" / "film.mp4", slice(damaged, damaged + 1))
+    with pytest.warns(UserWarning, match="damaged.*film.mp4") as caught:
+        film = clips_of(tmp_path, "train")[0]
+    assert len(caught) == 1 and len(film) in range(17, 30), "before the damage and, from the next key frame, after it"
+    assert round(film[:damaged].mean() if damaged else film[-1].mean()) in range(95, 106)
+
+
+def test_a_video_of_nothing_but_damage_is_skipped(tmp_path):
+    for split in ("train", "test"):
+        write_video(tmp_path / split / "film.mp4")
+    damage(tmp_path / "train" / "film.mp4", slice(None))
+    with pytest.warns(UserWarning, match="skipped .*film.mp4"), pytest.raises(UserError, match="no usable video"):
+        clips_of(tmp_path, "train")
+
+
 def test_no_usable_video(tmp_path):
     with pytest.raises(UserError, match="no video folder"):
         clips_of(tmp_path / "missing", "train")

@@ -1,5 +1,6 @@
 """A user's mistake is one line that says what to do, and exit code 2."""
 
+import errno
 import json
 
 import pytest
@@ -60,6 +61,21 @@ def test_mistakes(name, folder, capsys):
     (line,) = output.err.splitlines()
     assert line.startswith("error: ") and words in line
     assert not output.out and not set("│─╭") & set(line) and "----" not in line
+
+
+def test_a_full_disk_is_one_line_and_a_defect_a_traceback(monkeypatch, capsys):
+    def fail(error):
+        def run(args):
+            raise error
+
+        monkeypatch.setattr("undistracted.__main__.run_tasks", run)
+        return main(["tasks"])
+
+    assert fail(OSError(errno.ENOSPC, "No space left on device", "runs/x/config.json")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "No space left" in line and "runs/x/config.json" in line
+    with pytest.raises(ConnectionResetError):
+        fail(ConnectionResetError(errno.ECONNRESET, "of an environment"))
 
 
 def test_from_the_shell(folder):

@@ -1,14 +1,20 @@
 """What a run writes down and shows."""
 
 import csv
+import dataclasses
+import errno
 import io
 import json
+import os
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from undistracted.config import Config
 from undistracted.evaluation import Result, summarise
 from undistracted.logger import RunLog, Terminal, drop_later, print_summary, result_table
+from undistracted.presets import preset_config
 
 RESULTS = [
     Result(100, 0, "train", 0, 10.0, 500, 1.0),
@@ -20,13 +26,27 @@ RESULTS = [
 @pytest.fixture
 def run(tmp_path):
     """Three lines of metrics, at steps 50, 100 and 150, and evaluations at 0, 100 and 150."""
-    log = RunLog(tmp_path)
+    log = RunLog(tmp_path, pytest.fail)
     for step in (50, 100, 150):
         log.metrics(step, 0, {"kl": step / 10})
     for step in (0, 100, 150):
         log.evaluation([result._replace(step=step) for result in RESULTS])
     log.close()
     return tmp_path
+
+
+class Disk:
+    """Under a log's file: takes as many bytes as there is room for, and then refuses."""
+
+    def __init__(self, file, room: int):
+        self.file, self.room, self.close = file, room, file.close
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = self.file.write(data[: self.room])
+        self.room -= taken
+        return taken
 
 
 def table(run):
@@ -37,6 +57,13 @@ def logged(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def scalars(run):
+    """Step, name and value of all in the TensorBoard files."""
+    files = sorted(map(str, (run / "tensorboard").iterdir()))
+    events = [event for file in files for event in EventFileLoader(file).Load()]
+    return [(event.step, value.tag, value.tensor.float_val[0]) for event in events for value in event.summary.value]
+
+
 def test_files(run):
     assert table(run)[:4] == [
         ["step", "seed", "split", "episode", "return", "length", "success"],
@@ -45,11 +72,13 @@ def test_files(run):
         ["0", "0", "test", "0", "7.123", "400", ""],
     ]
     assert logged(run)[0] == {"step": 50, "seed": 0, "kl": 5.0}
+    assert scalars(run)[:1] == [(50, "seed0/kl", 5.0)]
+    assert (0, "seed0/eval/train", 15.0) in scalars(run)
 
 
 def test_a_resumed_run_appends(run):
-    RunLog(run).close()
-    log = RunLog(run)
+    RunLog(run, pytest.fail).close()
+    log = RunLog(run, pytest.fail)
     log.metrics(200, 1, {"kl": 0.5})
     log.evaluation([RESULTS[0]._replace(step=200)])
     log.close()
@@ -67,7 +96,7 @@ def test_what_came_later_is_dropped(run):
 
 def test_nothing_to_drop(tmp_path):
     drop_later(tmp_path, 100, 100)
-    RunLog(tmp_path).close()
+    RunLog(tmp_path, pytest.fail).close()
     assert len(table(tmp_path)) == 1 and logged(tmp_path) == []
 
 
@@ -78,6 +107,43 @@ def test_a_torn_line_is_dropped(run):
     drop_later(run, 150, 150)
     assert [line["step"] for line in logged(run)] == [50, 100, 150]
     assert len(table(run)) == 10 and {len(row) for row in table(run)} == {7}
+
+
+def test_a_full_disk_delays_what_is_logged(tmp_path, run):
+    """Said once a file; once there is room, not a byte is missing, nor one there twice."""
+    said, full = [], tmp_path / "full"
+    log = RunLog(full, said.append)
+    for file in log.files:
+        file.file = Disk(file.file, room=30)
+    for step in (50, 100, 150):
+        log.metrics(step, 0, {"kl": step / 10})
+    assert (full / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()[:30]
+    for step in (0, 100, 150):
+        log.evaluation([result._replace(step=step) for result in RESULTS])
+    assert [str(file.path) in line and "No space left" in line for file, line in zip(
+        (log.metrics_file, log.events_file, log.eval_file), said, strict=True)] == [True] * 3  # fmt: skip
+    for file in log.files:
+        file.file.room = 10**6
+    log.close()
+    assert (logged(full), table(full)) == (logged(run), table(run))
+    assert scalars(full) == scalars(run) and len(scalars(run)) == 9
+
+
+def test_a_full_disk_costs_nothing_when_a_run_resumes(run, monkeypatch):
+    before = logged(run), table(run)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = preset_config("dmc/walker-walk", "debug")
+    config.save(run / "config.json")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        drop_later(run, 0, 0)
+    with pytest.raises(OSError, match="No space left"):
+        dataclasses.replace(config, steps=7).save(run / "config.json")
+    assert (logged(run), table(run)) == before and Config.load_run(run) == config
+    assert not list(run.glob(".*")), "nothing is left behind"
 
 
 def test_summary(capsys):

@@ -1,16 +1,17 @@
 """Two looks of one state, and trajectories and files of them."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
-from toy import COUNTING, STEADY, episodes_of, follow
+from toy import COUNTING, NEGATIVE, STEADY, episodes_of, follow, read
 
 from undistracted.adapt.pairs import columns, drive_pairs, join, read_pairs, split
 from undistracted.envs import make_env
 from undistracted.envs.distracted import background_mask
 from undistracted.envs.paired import PairedEnv, make_pair
 from undistracted.errors import UserError
-from undistracted.learner import Learner
 
 CLEAN = {"task": "dmc/walker-walk", "action_repeat": 100}  # 10 steps an episode
 DISTRACTED = CLEAN | {"task": "distracted/walker-walk"}
@@ -63,19 +64,30 @@ def test_looks_that_part_are_noticed():
 
 @pytest.mark.parametrize("policy", ["source", "random"])
 def test_driven_pairs_are_whole_trajectories_of_each_seed(tiny, policy):
-    config = tiny(COUNTING, envs=2, seeds=2, seed=4)
-    learner = Learner(config, 6, replay=False)
-    trajectories = drive_pairs(config, config, learner, 5, policy)
+    """The policy sees the source's look; the target's is its negative."""
+    source, target = (tiny(task, envs=2, seeds=2, seed=4) for task in (COUNTING, NEGATIVE))
+
+    def act(carry, row, count, policy):
+        facts = [[read(frame) for frame in frames] for frames in row.obs]
+        assert (row.obs.shape, policy) == ((2, 2, 64, 64, 3), "means"), "by seed, and not exploring"
+        assert row.first.tolist() == [[fact.t == 0 for fact in seed] for seed in facts]
+        return np.array([[[fact.t / 10] * 6 for fact in seed] for seed in facts], np.float32), carry
+
+    learner = SimpleNamespace(initial_carry=lambda n: None, act=act, state=SimpleNamespace(policy="means"))
+    trajectories = drive_pairs(source, target, learner, 5, policy)
     assert [len(each) for each in trajectories] == [5, 5]
     for each in trajectories:
         for rows in each:
-            looks = [rows._replace(obs=obs) for obs in split(rows)]
-            facts = follow(looks[1])
-            assert follow(looks[0]) == facts and facts[0].t == 0
+            seen, negative = split(rows)
+            np.testing.assert_array_equal(seen, 255 - negative)
+            facts = follow(rows._replace(obs=seen))
+            assert facts[0].t == 0
+            chosen = [fact.action[0] == np.float32((fact.t - 1) / 10) for fact in facts[1:]]
+            assert all(chosen) if policy == "source" else not any(chosen)
             assert len(episodes_of(facts)) == 1, "from its first row to its last"
     starts = {follow(rows._replace(obs=rows.obs[..., :3]))[0][:2] for each in trajectories for rows in each}
     assert len(starts) == 10, "no two alike"
-    again = drive_pairs(config, config, learner, 5, policy)
+    again = drive_pairs(source, target, learner, 5, policy)
     jax.tree.map(np.testing.assert_array_equal, trajectories, again)
     stream = join(trajectories)
     folded = columns(stream, 3)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,6 @@ def windows_by_hand(firsts, env: int) -> set[int]:
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 4).map(lambda x: x == 0), min_size=1, max_size=25))
 def test_the_windows_that_have_priority_are_those_within_ring_and_episode(firsts):
-    firsts = [True, *firsts[1:]]
     replay = filled(firsts)
     for env in range(ENVS):
         number = np.asarray(replay.rows.action[:, env, 0], int)
@@ -72,6 +72,15 @@ def test_windows_are_drawn_in_proportion_and_weighted_against_it():
     assert 0.2 < chi_square < 20.5  # the 0.1 % and 99.9 % quantiles for 5 degrees of freedom
     weight = share[got.place] ** -0.4
     np.testing.assert_allclose(got.weight, weight / weight.max(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])  # 1 is what rounding may make of a little less
+def test_the_edges_of_chance_draw_the_only_window(monkeypatch, chance):
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.full(shape, chance))
+    replay = filled([True])
+    replay = replay._replace(priority=jnp.zeros((CAPACITY, ENVS)).at[CAPACITY - 1, ENVS - 1].set(2.0))
+    got = jax.jit(lambda replay: windows(replay, jax.random.key(0), BEFORE, AFTER, 1))(replay)
+    assert (int(got.place[0]), float(got.weight[0])) == (CAPACITY * ENVS - 1, 1.0)
 
 
 def test_a_drawn_window_is_the_rows_around_its_place():

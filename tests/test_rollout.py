@@ -1,11 +1,13 @@
 """From environments to replay: every row is what happened, in the order in which it happened."""
 
-import gymnasium
+from multiprocessing.shared_memory import SharedMemory
+
 import jax
 import numpy as np
 import pytest
-from toy import COUNTING, STEADY, Steady, episodes_of, follow
+from toy import COUNTING, STEADY, Broken, Noted, Steady, episodes_of, follow
 
+from undistracted import workers
 from undistracted.errors import UserError
 from undistracted.presets import preset_config
 from undistracted.rollout import Environments
@@ -52,9 +54,10 @@ def test_replay_holds_what_happened(tmp_path, processes):
 
 
 @both_ways
-def test_episodes(processes):
+def test_episodes(tmp_path, processes):
     count, config = 3, preset_config(COUNTING, "debug")
-    envs = Environments([config.env("train")] * count, processes)
+    notes = [tmp_path / str(i) for i in range(count)]
+    envs = Environments([config.env("train") | {"note": note} for note in notes], processes, Noted)
     rng, stacked, episodes = np.random.default_rng(0), [], []
     try:
         for seeds in ([5, 6, 7], [2**32 - 1, 20, 22]):  # the second reset cuts episodes short: they do not count
@@ -75,6 +78,7 @@ def test_episodes(processes):
             assert {success for *_, success in own} == {0.0, 1.0, None}
             assert [e[1:] for e in own] == [e[1:] for e in expected]
             np.testing.assert_allclose([e[0] for e in own], [e[0] for e in expected])
+    assert all(note.exists() for note in notes), "every environment is closed"
 
 
 def test_steps_are_a_seeds_share(tmp_path):
@@ -95,26 +99,6 @@ def test_a_seed_among_others_collects_what_it_collects_alone(tmp_path):
     assert {fact.seed for fact in other}.isdisjoint(fact.seed for fact in facts)
 
 
-class Broken(gymnasium.Env):
-    """Breaks at its third step, or, on demand, before its first."""
-
-    observation_space, action_space = Steady.observation_space, Steady.action_space
-
-    def __init__(self, broken=False):
-        if broken:
-            raise UserError("no such video")
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros((64, 64, 3), np.uint8), {}
-
-    def step(self, action):
-        self.t += 1
-        if self.t == 3:
-            raise ConnectionResetError("the robot hung up")  # of the environment's own, not of the pipe to it
-        return np.zeros((64, 64, 3), np.uint8), 1.0, False, False, {}
-
-
 @both_ways
 def test_an_environments_exception_is_raised_here(processes):
     with pytest.raises(UserError, match="no such video"):
@@ -131,12 +115,16 @@ def test_an_environments_exception_is_raised_here(processes):
     assert not processes or "raise ConnectionResetError" in raised.value.__notes__[0]
 
 
-def test_a_dead_process_is_missed():
-    envs = Environments([{}, {}], True, Broken)
+def test_a_dead_process_is_missed_and_one_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 0.5)
+    envs = Environments([{"hangs": True}, {}], True, Broken)
     envs.reset([0, 1])
+    memory = envs.workers.rows.memory.name
     envs.workers.processes[1].kill()
     envs.send(np.zeros((2, 6)))
     with pytest.raises(DeadEnvironment, match="--resume"):
         envs.receive()
     envs.close()
     assert not any(process.is_alive() for process in envs.workers.processes)
+    with pytest.raises(FileNotFoundError):
+        SharedMemory(memory)

@@ -15,8 +15,12 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
+from undistracted.envs import make_env
+from undistracted.errors import UserError
+
 COUNTING = "gym/toy:Counting-v0"
 STEADY = "gym/toy:Steady-v0"
+NEGATIVE = "gym/toy:Negative-v0"
 FIELDS = np.dtype([("seed", "u8"), ("episode", "u4"), ("t", "u4"), ("action", "f4", 6), ("reward", "f8")])
 
 
@@ -74,13 +78,65 @@ class Steady(Counting):
     lengths = (5,)
 
 
+class Negative(Counting):
+    """The same states in another look."""
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return 255 - obs, info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return 255 - obs, *rest
+
+
 class Blind(Counting):
     """Has neither pictures nor rendering."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-for toy in (Counting, Steady, Blind):
+class Noted(gymnasium.Wrapper):
+    """Writes down that it was closed, and keeps its last action, which must stay what it was."""
+
+    def __init__(self, note, **settings):
+        super().__init__(make_env(**settings))
+        self.note, self.kept = note, None
+
+    def step(self, action):
+        assert self.kept is None or np.array_equal(*self.kept), "an action belongs to whom it was given"
+        self.kept = action, action.copy()
+        return super().step(action)
+
+    def close(self):
+        self.note.touch()
+        super().close()
+
+
+class Broken(gymnasium.Env):
+    """Breaks at its third step, or, on demand, before its first; or hangs in its first."""
+
+    observation_space, action_space = Counting.observation_space, Counting.action_space
+
+    def __init__(self, broken=False, hangs=False):
+        self.hangs = hangs
+        if broken:
+            raise UserError("no such video")
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros((64, 64, 3), np.uint8), {}
+
+    def step(self, action):
+        self.t += 1
+        if self.hangs:
+            time.sleep(60)
+        if self.t == 3:
+            raise ConnectionResetError("the robot hung up")  # of the environment's own, not of the pipe to it
+        return np.zeros((64, 64, 3), np.uint8), 1.0, False, False, {}
+
+
+for toy in (Counting, Steady, Negative, Blind):
     gymnasium.register(f"{toy.__name__}-v0", toy)
 
 

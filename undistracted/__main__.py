@@ -2,14 +2,14 @@
 
 import contextlib
 import dataclasses
-import difflib
+import errno
 import io
 import itertools
 import json
 import os
 import sys
 
-from undistracted.errors import UserError
+from undistracted.errors import UserError, did_you_mean
 
 VERBS = {
     "train": "train an agent on a task",
@@ -21,6 +21,9 @@ VERBS = {
     "agents": "what can learn",
 }
 
+# What a disk refuses is no defect, whichever file it meets.
+REFUSALS = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; 0 on success, 2 with one `error:` line on a user's mistake."""
@@ -31,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         if verb not in VERBS:
-            raise UserError(f"unknown verb '{verb}'{nearest(verb, VERBS)}; undistracted --help lists them")
+            raise UserError(f"unknown verb '{verb}'{did_you_mean(verb, VERBS)} (`undistracted --help` lists them all)")
         globals()[f"run_{verb}"](args)
     except UserError as e:
         print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
@@ -40,6 +43,11 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of stdout went away, as in `undistracted tasks | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as e:
+        if e.errno not in REFUSALS:
+            raise
+        print(f"error: {e}; make room, or name a folder that you may write to", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -158,11 +166,6 @@ def no_arguments(verb: str, args: list[str]) -> None:
         raise SystemExit(0)
     if args:
         raise UserError(f"undistracted {verb} takes no arguments, got '{' '.join(args)}'")
-
-
-def nearest(name: str, names) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f", did you mean '{close[0]}'?" if close else ""
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from undistracted.config import Config
-from undistracted.data import Batch
+from undistracted.data import by_seed
 from undistracted.envs import clips_of
 from undistracted.evaluation import splits_of
+from undistracted.files import write_whole
 from undistracted.learner import Learner
-from undistracted.rollout import Environments
+from undistracted.rollout import Environments, episode_seeds
 
 
 class Collector:
@@ -26,8 +26,8 @@ class Collector:
         """Reset all environments; the same source of randomness gives the same episodes, in a resumed run too."""
         c = self.config
         sequences = [[c.seed + s, *source, i] for s in range(c.seeds) for i in range(c.envs)]
-        row = self.envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in sequences])
-        self.row, self.carry = self._by_seed(row), self.learner.initial_carry(c.envs)
+        row = self.envs.reset(episode_seeds(sequences))
+        self.row, self.carry = by_seed(row, c.seeds), self.learner.initial_carry(c.envs)
         self.learner.add(self.row)
 
     def act(self, count: int):
@@ -42,7 +42,7 @@ class Collector:
     def receive(self) -> list[float]:
         """Put the environments' rows into the replay; the returns of the episodes that they complete."""
         row, episodes = self.envs.receive()
-        self.row = self._by_seed(row)
+        self.row = by_seed(row, self.config.seeds)
         self.learner.add(self.row)
         for episode in episodes:
             seed = episode.env // self.config.envs
@@ -65,9 +65,6 @@ class Collector:
             steps += self.steps
         self.returns = [[] for _ in range(c.seeds)]
 
-    def _by_seed(self, row: Batch) -> Batch:
-        return jax.tree.map(lambda x: x.reshape(self.config.seeds, self.config.envs, *x.shape[1:]), row)
-
 
 def record_videos(config: Config) -> None:
     """Write which clips each split uses beside the run's settings; decodes them once, before the workers start."""
@@ -79,4 +76,4 @@ def record_videos(config: Config) -> None:
     }
     path = Path(config.run)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "videos.json").write_text(json.dumps(names, indent=2) + "\n")
+    write_whole(path / "videos.json", json.dumps(names, indent=2) + "\n")

@@ -13,6 +13,7 @@ import tyro
 
 from undistracted.agents import settings
 from undistracted.errors import UserError
+from undistracted.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class Config:
 
     def save(self, path: Path) -> None:
         saved = dataclasses.asdict(self) | {"resume": False}
-        path.write_text(json.dumps(saved, indent=2) + "\n")
+        write_whole(path, json.dumps(saved, indent=2) + "\n")
 
     @staticmethod
     def load_run(run: Path) -> "Config":

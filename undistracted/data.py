@@ -43,6 +43,11 @@ def flatten_rows(tree):
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
+def by_seed(row: Batch, seeds: int) -> Batch:
+    """A row of all environments (S * n, ...) as each seed's own (S, n, ...)."""
+    return jax.tree.map(lambda x: x.reshape(seeds, -1, *x.shape[1:]), row)
+
+
 def where_rows(mask: Bool[Array, "*rows"], if_true, if_false):
     """Row-wise choice between two pytrees whose leaves have more axes than the mask."""
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from undistracted.config import Config
-from undistracted.data import Batch
+from undistracted.data import by_seed
 from undistracted.errors import UserError
 from undistracted.film import write_film
-from undistracted.rollout import Environments
+from undistracted.rollout import Environments, episode_seeds
 
 SPLITS = "train", "test", "clean"
 SHOWN = 100  # rows of an episode that the model's pictures are made of
@@ -66,7 +66,7 @@ class Evaluation:
         self.policy = self.learner.policy_copy()
         self.carry = self.learner.initial_carry(self.per_seed)
         seeds = [[c.seed + s, step, i] for s in range(c.seeds) for i in range(self.per_seed)]
-        self.row = self.envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in seeds])
+        self.row = self.envs.reset(episode_seeds(seeds))
         self.frames = {split: [] for split in self.splits}
         self.rows = []  # of the episode whose pictures are shown
         self.played = np.zeros(self.envs.count, int)  # episodes that each environment has completed
@@ -74,7 +74,7 @@ class Evaluation:
     def act(self) -> None:
         """Ask the device for the next actions."""
         self._film()
-        self.action, self.carry = self.learner.act(self.carry, self._by_seed(self.row), 0, self.policy)
+        self.action, self.carry = self.learner.act(self.carry, by_seed(self.row, self.config.seeds), 0, self.policy)
 
     def send(self) -> None:
         """Hand the actions to the environments."""
@@ -112,9 +112,6 @@ class Evaluation:
 
     def close(self) -> None:
         self.envs.close()
-
-    def _by_seed(self, row: Batch) -> Batch:
-        return jax.tree.map(lambda x: x.reshape(self.config.seeds, self.per_seed, *x.shape[1:]), row)
 
     def _film(self) -> None:
         for i, split in enumerate(self.splits):

@@ -1,9 +1,11 @@
 """What a run writes and shows: metrics.jsonl, eval.csv, TensorBoard events, and one line on the terminal."""
 
 import csv
+import io
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -11,26 +13,49 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from undistracted.evaluation import Result, summarise
+from undistracted.files import write_whole
 
 EVAL_COLUMNS = "step", "seed", "split", "episode", "return", "length", "success"
 
 
-class RunLog:
-    """Appends to the files of a run directory; every line is flushed, so that a crash loses nothing."""
+class Appended:
+    """A file that only grows, and at once, so that a crash loses nothing. What a full disk refuses waits for room."""
 
-    def __init__(self, run: Path):
-        self.metrics_file = (run / "metrics.jsonl").open("a")
-        self.eval_file = (run / "eval.csv").open("a", newline="")
-        if self.eval_file.tell() == 0:
+    def __init__(self, path: Path, say: Callable[[str], None]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.say, self.waiting, self.file = path, say, b"", path.open("ab", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        known, self.waiting = bool(self.waiting), self.waiting + data
+        try:
+            while self.waiting:
+                self.waiting = self.waiting[self.file.write(self.waiting) :]
+        except OSError as e:
+            if not known:
+                self.say(f"cannot write to {self.path} ({e.strerror}); what is logged waits until there is room")
+
+    def close(self) -> None:
+        self.write(b"")
+        self.file.close()
+
+
+class RunLog:
+    """Appends to the files of a run directory; `say` hears of a disk that is full."""
+
+    def __init__(self, run: Path, say: Callable[[str], None]):
+        events = run / "tensorboard" / f"events.out.tfevents.{time.time_ns()}"
+        files = run / "metrics.jsonl", run / "eval.csv", events
+        self.files = self.metrics_file, self.eval_file, self.events_file = [Appended(path, say) for path in files]
+        self.events = RecordWriter(self.events_file)
+        self._event(file_version="brain.Event:2")
+        if self.eval_file.file.tell() == 0:
             self._write_rows([EVAL_COLUMNS])
-        self.events = EventFileWriter(str(run / "tensorboard"))
 
     def metrics(self, step: int, seed: int, values: dict) -> None:
-        self.metrics_file.write(json.dumps({"step": step, "seed": seed} | values) + "\n")
-        self.metrics_file.flush()
+        self.metrics_file.write((json.dumps({"step": step, "seed": seed} | values) + "\n").encode())
         self._scalars(step, {f"seed{seed}/{name}": value for name, value in values.items()})
 
     def evaluation(self, results: list[Result]) -> None:
@@ -38,24 +63,29 @@ class RunLog:
         for seed in {r.seed for r in results}:
             summary = summarise([r for r in results if r.seed == seed])
             self._scalars(results[0].step, {f"seed{seed}/eval/{split}": s["return"] for split, s in summary.items()})
-        self.events.flush()
 
     def picture(self, step: int, name: str, png: bytes, shape: tuple[int, ...]) -> None:
         image = Summary.Image(encoded_image_string=png, height=shape[0], width=shape[1], colorspace=3)
-        summary = Summary(value=[Summary.Value(tag=name, image=image)])
-        self.events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._event(step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
     def close(self) -> None:
-        for sink in (self.metrics_file, self.eval_file, self.events):
-            sink.close()
+        for file in self.files:
+            file.close()
 
     def _write_rows(self, rows) -> None:
-        csv.writer(self.eval_file).writerows(rows)
-        self.eval_file.flush()
+        self.eval_file.write(table(rows).encode())
 
     def _scalars(self, step: int, values: dict) -> None:
-        summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()])
-        self.events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._event(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
+
+    def _event(self, **fields) -> None:
+        self.events.write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def table(rows) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
 
 
 def drop_later(run: Path, last_metrics: int, last_evaluation: int) -> None:
@@ -63,12 +93,12 @@ def drop_later(run: Path, last_metrics: int, last_evaluation: int) -> None:
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     lines = [line for line in lines if line.endswith("}")]  # a full disk or a power cut may have torn the last one
-    path.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= last_metrics))
+    lines = [line for line in lines if json.loads(line)["step"] <= last_metrics]
+    write_whole(path, "".join(line + "\n" for line in lines))
     path = run / "eval.csv"
-    rows = list(csv.reader(path.open(newline=""))) if path.exists() else []
+    rows = list(csv.reader(path.read_text().splitlines())) if path.exists() else []
     rows = [row for row in rows if len(row) == len(EVAL_COLUMNS)]
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(row for i, row in enumerate(rows) if i == 0 or int(row[0]) <= last_evaluation)
+    write_whole(path, table(row for i, row in enumerate(rows) if i == 0 or int(row[0]) <= last_evaluation))
 
 
 class Terminal:

@@ -1,12 +1,11 @@
 """Presets of settings, the paper's table of hyper-parameters, and the settings that depend on task or machine."""
 
 import dataclasses
-import difflib
 
 from undistracted.agents import AGENTS, Entry
 from undistracted.config import Config
 from undistracted.envs import check_task, domain
-from undistracted.errors import UserError
+from undistracted.errors import UserError, did_you_mean
 
 # The paper's table of hyper-parameters by domain; domains it does not list use the row of walker and cheetah.
 BOTTLENECK = {
@@ -78,9 +77,7 @@ def preset_config(task: str, preset: str = "auto", agent: str = "repo", **overri
 
 def agent_entry(agent: str) -> Entry:
     if agent not in AGENTS:
-        close = difflib.get_close_matches(agent, AGENTS, 1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise UserError(f"unknown agent '{agent}'; {hint}(`undistracted agents` lists them all)")
+        raise UserError(f"unknown agent '{agent}'{did_you_mean(agent, AGENTS)} (`undistracted agents` lists them all)")
     return AGENTS[agent]
 
 

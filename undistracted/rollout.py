@@ -17,6 +17,11 @@ class Episode(NamedTuple):
     success: float | None
 
 
+def episode_seeds(sources: list[list[int]]) -> list[int]:
+    """A seed out of each source of randomness, some numbers that say which run, when and where."""
+    return [np.random.SeedSequence(source).generate_state(1)[0] for source in sources]
+
+
 class Environments:
     """A vector of environments: each call gives a row of every one; after an episode's last row comes a first one."""
 

@@ -90,8 +90,8 @@ class Trainer:
         if not c.resume:
             shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
         drop_later(self.path, last, min(last, self.next_evaluation - 1))
-        self.log = RunLog(self.path)
         self.terminal = Terminal(self._title(), c.steps)
+        self.log = RunLog(self.path, self.terminal.say)
         self.films = FilmWriter(self.terminal.say)
 
     def make_learner(self, action_size: int) -> Learner:

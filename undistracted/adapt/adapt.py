@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from undistracted import checkpoint
@@ -56,8 +57,8 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     check(options)
     for name in ("task", "eval_every", "log_every", "checkpoint_every", "videos", "protocol", "render", "color"):
         changes |= {name: getattr(options, name)} if getattr(options, name) is not None else {}
-    changes["replay_size"] = min(options.replay_size, source.replay_size)
-    return dataclasses.replace(options, run=str(run)), dataclasses.replace(source, save_replay=True, **changes)
+    changes |= {"replay_size": min(options.replay_size, source.replay_size), "save_replay": True, "warm_up_updates": 0}
+    return dataclasses.replace(options, run=str(run)), dataclasses.replace(source, **changes)
 
 
 def check(options: AdaptConfig) -> None:
@@ -119,7 +120,10 @@ class Adaptation(Trainer):
                 arrays |= {f"{name}_source": encode(pairs.source), f"{name}_target": pairs.target}
         self.rows = gathered.rows
         self.path.mkdir(parents=True, exist_ok=True)
-        save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, self.path / FILE)
+        try:
+            save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, self.path / FILE)
+        except (OSError, SafetensorError) as e:
+            raise UserError(f"cannot write {self.path / FILE}: {e}; make room there, or name another --run") from e
 
     def begin(self) -> None:
         """The replay begins with the calibration's side of the new look, or with random episodes."""

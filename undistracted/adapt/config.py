@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import tyro
 
 from undistracted.errors import UserError
+from undistracted.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class AdaptConfig:
 
     def save(self, run: Path) -> None:
         settings = dataclasses.asdict(self) | {"resume": False}
-        (run / "adapt.json").write_text(json.dumps(settings, indent=2) + "\n")
+        write_whole(run / "adapt.json", json.dumps(settings, indent=2) + "\n")
 
     @staticmethod
     def load_run(run: Path) -> "AdaptConfig":

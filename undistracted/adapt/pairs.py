@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from undistracted.config import Config
-from undistracted.data import IMAGE, Batch
+from undistracted.data import IMAGE, Batch, by_seed
 from undistracted.envs.paired import make_pair
 from undistracted.errors import UserError
 from undistracted.learner import Learner
-from undistracted.rollout import Environments
+from undistracted.rollout import Environments, episode_seeds
 
 HELD_OUT_SHARE = 0.1  # of the pairs in a file, from its end
 
@@ -53,18 +53,18 @@ def drive_pairs(source: Config, target: Config, learner: Learner, count: int, po
     try:
         sequences = [[source.seed + s, 2, i] for s in range(seeds) for i in range(each)]
         rng, carry = np.random.default_rng([source.seed, 2]), learner.initial_carry(each)
-        rows = [envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in sequences])]
+        rows = [envs.reset(episode_seeds(sequences))]
         played = np.zeros(envs.count, int)
         while played.min() * each < count:
             if policy == "random":
                 action = rng.uniform(-1, 1, (envs.count, envs.action_size))
             else:
-                row = jax.tree.map(lambda x: x.reshape(seeds, each, *x.shape[1:]), rows[-1])
+                row = by_seed(rows[-1], seeds)
                 row = row._replace(obs=row.obs[..., :3])
                 action, carry = learner.act(carry, row, 0, learner.state.policy)
             envs.send(np.asarray(action).reshape(envs.count, -1))
             row, episodes = envs.receive()
-            rows.append(jax.tree.map(np.copy, row))
+            rows.append(row)
             played[[episode.env for episode in episodes]] += 1
     finally:
         gymnasium.logger.min_level = level

@@ -10,9 +10,10 @@ from safetensors.numpy import load_file
 from undistracted import checkpoint
 from undistracted.adapt.align import spread
 from undistracted.config import Config
+from undistracted.data import by_seed
 from undistracted.errors import UserError
 from undistracted.learner import Learner
-from undistracted.rollout import Environments
+from undistracted.rollout import Environments, episode_seeds
 
 SLAB = 1_000  # frames of each seed that are encoded at once
 FILE = "adaptation.safetensors"  # of an adapted run: encodings of the source, and pairs
@@ -66,10 +67,10 @@ def collected(config: Config, learner: Learner, encode: FrozenEncoder, steps: in
     sequences = [[config.seed + seed, 3, i] for i, seed in enumerate(seeds)]
     frames, encodings, carry = [], [], learner.initial_carry(config.envs)
     try:
-        row = envs.reset([np.random.SeedSequence(s).generate_state(1)[0] for s in sequences])
+        row = envs.reset(episode_seeds(sequences))
         for count in range(-(-steps // config.envs)):
-            row = jax.tree.map(lambda x: x.reshape(config.seeds, config.envs, *x.shape[1:]), row)
-            frames.append(row.obs.copy())
+            row = by_seed(row, config.seeds)
+            frames.append(row.obs)
             if len(frames) * config.envs >= SLAB:
                 encodings.append(encode(np.concatenate(frames, 1)))
                 frames = []

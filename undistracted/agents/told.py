@@ -2,7 +2,7 @@
 
 From o_0 of a window of the replay, z_0 = h(o_0) and z_{t+1} = d(z_t, a_t) for H steps; each step weighted by rho^t:
 
-    2 |z_{t+1} - h_slow(o_{t+1})|^2  +  1/2 (R(z_t, a_t) - r_t)^2  +  1/10 sum_i (Q_i(z_t, a_t) - y_t)^2
+    2 mean_d (z_{t+1} - h_slow(o_{t+1}))^2  +  1/2 (R(z_t, a_t) - r_t)^2  +  1/10 sum_i (Q_i(z_t, a_t) - y_t)^2
     y_t = r_t + gamma min_i Q_slow,i(z', pi(z')),   z' = h(o_{t+1}),   both targets held still
 """
 

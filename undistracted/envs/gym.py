@@ -5,8 +5,7 @@ import importlib
 import gymnasium
 import numpy as np
 
-from undistracted.envs.tasks import did_you_mean
-from undistracted.errors import UserError
+from undistracted.errors import UserError, did_you_mean
 
 SIZE = 64
 MAX_FRAMES = 1000  # of an episode, for environments that set no limit

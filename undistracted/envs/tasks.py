@@ -1,6 +1,6 @@
 """The names of the tasks, known without importing a simulator."""
 
-from undistracted.errors import UserError
+from undistracted.errors import UserError, did_you_mean
 
 SUITE = {
     "acrobot": "swingup swingup_sparse",
@@ -58,11 +58,3 @@ def check_task(task: str) -> None:
         raise UserError(
             f"unknown task '{task}'{did_you_mean(task, task_names())} (`undistracted tasks` lists them all)"
         )
-
-
-def did_you_mean(name: str, names) -> str:
-    """`; did you mean 'x'?`, or nothing when no name is close."""
-    import difflib
-
-    nearest = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean '{nearest[0]}'?" if nearest else ""

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import multiprocessing
 import os
 import re
@@ -127,28 +128,43 @@ def load_file(file: Path, size: int, mtime_ns: int, color: bool, cache: str) -> 
     try:
         return cached(key, functools.partial(decode, file, color))
     except (av.FFmpegError, ValueError) as error:
-        if multiprocessing.parent_process() is None:  # workers load the same files: the parent has said it
-            warnings.warn(f"skipped '{file}': not a readable video ({error})", stacklevel=2)
+        warn(f"skipped '{file}': not a readable video ({error})")
         return None
 
 
+def warn(text: str) -> None:
+    if multiprocessing.parent_process() is None:  # workers load the same files: the parent has said it
+        warnings.warn(text, stacklevel=3)
+
+
 def decode(file: Path, color: bool) -> np.ndarray:
-    """Frames squeezed to 64x64, one at a time so that a long video never lies in memory at full size."""
+    """Frames squeezed to 64x64, one at a time so that a long video never lies in memory at full size.
+
+    What is damaged is left out: a film of a few frames less is as good a distraction.
+    """
     import av
     from av.video.reformatter import Interpolation
 
-    frames = []
+    frames, damage = [], []
+
+    def whole(packets):
+        for packet in packets:
+            try:
+                yield from packet.decode()
+            except av.FFmpegError as error:
+                damage.append(error)
+
     with av.open(str(file)) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")
         container.streams.video[0].codec_context.thread_count = 1  # files are decoded in parallel already
-        for frame in container.decode(video=0):
+        for frame in itertools.islice(whole(container.demux(video=0)), MAX_FRAMES):
             small = frame.reformat(SIZE, SIZE, "rgb24" if color else "gray", interpolation=Interpolation.AREA)
             frames.append(small.to_ndarray())
-            if len(frames) == MAX_FRAMES:
-                break
     if not frames:
-        raise ValueError("it has no frames")
+        raise ValueError("it has no frames" if not damage else damage[0])
+    if damage:
+        warn(f"left out what is damaged of '{file}' ({damage[0]}); {len(frames)} frames are used")
     return np.stack(frames)
 
 
