@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import errno
 import io
 import itertools
 import json
-import os
 import sys
 
-from undistracted.errors import UserError, did_you_mean
+from undistracted.errors import UserError, did_you_mean, told
 
 VERBS = {
     "train": "train an agent on a task",
@@ -21,9 +19,6 @@ VERBS = {
     "agents": "what can learn",
 }
 
-# What a disk refuses is no defect, whichever file it meets.
-REFUSALS = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; 0 on success, 2 with one `error:` line on a user's mistake."""
@@ -32,23 +27,11 @@ def main(argv: list[str] | None = None) -> int:
         print("usage: undistracted VERB ...      (undistracted VERB --help says more)\n")
         print("\n".join(f"  {name:10s} {text}" for name, text in VERBS.items()))
         return 0
-    try:
-        if verb not in VERBS:
-            raise UserError(f"unknown verb '{verb}'{did_you_mean(verb, VERBS)} (`undistracted --help` lists them all)")
-        globals()[f"run_{verb}"](args)
-    except UserError as e:
-        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of stdout went away, as in `undistracted tasks | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as e:
-        if e.errno not in REFUSALS:
-            raise
-        print(f"error: {e}; make room, or name a folder that you may write to", file=sys.stderr)
-        return 2
-    return 0
+    return told(globals().get(f"run_{verb}", lambda _: unknown(verb)), args)
+
+
+def unknown(verb: str) -> None:
+    raise UserError(f"unknown verb '{verb}'{did_you_mean(verb, VERBS)} (`undistracted --help` lists them all)")
 
 
 def run_train(args: list[str]) -> None:

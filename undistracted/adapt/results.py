@@ -16,7 +16,7 @@ import numpy as np
 import tyro
 
 from undistracted.adapt.config import VARIANTS, AdaptConfig
-from undistracted.errors import UserError
+from undistracted.errors import UserError, told
 
 COLUMNS = "task", "variant", "seed", "step", "split", "return"
 
@@ -111,4 +111,4 @@ def results(options: ResultsConfig) -> list[tuple]:
 
 
 if __name__ == "__main__":
-    results(tyro.cli(ResultsConfig))
+    sys.exit(told(results, tyro.cli(ResultsConfig)))
