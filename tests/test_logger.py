@@ -129,6 +129,15 @@ def test_a_full_disk_delays_what_is_logged(tmp_path, run):
     assert scalars(full) == scalars(run) and len(scalars(run)) == 9
 
 
+def test_what_never_found_room_is_told(tmp_path):
+    said = []
+    log = RunLog(tmp_path, said.append)
+    log.metrics_file.file = Disk(log.metrics_file.file, room=30)
+    log.metrics(50, 0, {"kl": 5.0})
+    log.close()
+    assert len(said) == 2 and "lacks its last" in said[1] and (tmp_path / "metrics.jsonl").stat().st_size == 30
+
+
 def test_a_full_disk_costs_nothing_when_a_run_resumes(run, monkeypatch):
     before = logged(run), table(run)
 

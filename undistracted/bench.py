@@ -15,7 +15,7 @@ from undistracted.adapt.agent import AdaptingAgent, Data
 from undistracted.adapt.config import preset_adapt
 from undistracted.agents import AGENTS, make_agent
 from undistracted.config import Config
-from undistracted.data import IMAGE, Batch
+from undistracted.data import IMAGE, Batch, by_seed
 from undistracted.learner import Learner
 from undistracted.presets import complete, preset_config
 from undistracted.rollout import Environments
@@ -193,11 +193,8 @@ def environment_rate(envs: Environments, repeats: int = 200) -> float:
 
 def end_to_end_rate(learner: Learner, envs: Environments, config: Config, repeats: int = 50) -> float:
     """Acting, learning, stepping and storing as in training, without evaluations."""
-
-    def by_seed(row):
-        return jax.tree.map(lambda x: x.reshape(config.seeds, -1, *x.shape[1:]), row)
-
-    row, carry, debt = by_seed(envs.reset(list(range(envs.count)))), learner.initial_carry(config.envs), 0.0
+    row, debt = by_seed(envs.reset(list(range(envs.count))), config.seeds), 0.0
+    carry = learner.initial_carry(config.envs)
     for repeat in range(repeats):
         action, carry = learner.act(carry, row, repeat)
         debt += config.updates_per_step * config.envs
@@ -205,7 +202,7 @@ def end_to_end_rate(learner: Learner, envs: Environments, config: Config, repeat
         envs.send(np.asarray(action).reshape(envs.count, -1))
         if repeat == 0:
             began = time.perf_counter()
-        row = by_seed(envs.receive()[0])
+        row = by_seed(envs.receive()[0], config.seeds)
         learner.add(row)
     jax.block_until_ready(learner.state)
     return repeats * config.envs / (time.perf_counter() - began)

@@ -39,6 +39,8 @@ class Appended:
 
     def close(self) -> None:
         self.write(b"")
+        if self.waiting:
+            self.say(f"{self.path} lacks its last {len(self.waiting):,} bytes: there was no room until the end")
         self.file.close()
 
 
