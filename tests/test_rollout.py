@@ -11,7 +11,8 @@ from undistracted import workers
 from undistracted.errors import UserError
 from undistracted.presets import preset_config
 from undistracted.rollout import Environments
-from undistracted.training import Trainer, prepare
+from undistracted.rundir import prepare
+from undistracted.training import Trainer
 from undistracted.workers import DeadEnvironment
 
 both_ways = pytest.mark.parametrize("processes", [False, True])

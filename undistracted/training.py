@@ -6,8 +6,6 @@ the policy that acts is the newest there is, and the updates sample what was the
 wait for its rows: strict alternation, slower. Nothing depends on timing either way: the same seed gives the same run.
 """
 
-import dataclasses
-import shutil
 import time
 from pathlib import Path
 
@@ -17,14 +15,13 @@ import numpy as np
 from undistracted import checkpoint
 from undistracted.collector import Collector, record_videos
 from undistracted.config import Config
-from undistracted.errors import UserError
 from undistracted.evaluation import Evaluation, splits_of, summarise
-from undistracted.film import FilmWriter, png, sheet
 from undistracted.interrupt import asked_to_stop
 from undistracted.learner import Learner
-from undistracted.logger import RunLog, Terminal, drop_later, result_table
-from undistracted.presets import complete
+from undistracted.logger import Terminal
+from undistracted.report import Report
 from undistracted.rollout import Environments
+from undistracted.rundir import open_directory, prepare
 from undistracted.workers import DeadEnvironment
 
 # What a checkpoint keeps of the loop.
@@ -49,23 +46,6 @@ def drive(trainer: "Trainer") -> dict:
             trainer.close()
 
 
-def prepare(config: Config) -> Config:
-    """The complete settings; on --resume those of the run, of which only the number of steps may change."""
-    run = config.run_dir
-    if config.resume:
-        checkpoint.newest(run)
-        saved = Config.load_run(run)
-        if (saved.task, saved.agent, saved.seed) != (config.task, config.agent, config.seed):
-            raise UserError(
-                f"{run} holds {saved.agent} on {saved.task} with seed {saved.seed}; name the same to resume it, "
-                "or another --run"
-            )
-        return dataclasses.replace(saved, steps=config.steps, run=str(run), resume=True)
-    if checkpoint.steps(run):
-        raise UserError(f"{run} already holds a run; continue it with --resume, or name another with --run")
-    return complete(dataclasses.replace(config, run=str(run)))
-
-
 class Trainer:
     def __init__(self, config: Config):
         self.config, self.path = config, Path(config.run)
@@ -84,15 +64,9 @@ class Trainer:
         self.next_evaluation, self.elapsed, self.results = 0, 0.0, None
         if c.resume:
             self._restore(checkpoint.load(self.path, self.learner))
-        self.path.mkdir(parents=True, exist_ok=True)
-        c.save(self.path / "config.json")
-        last = self.step if c.resume else -1  # a run that never came to a checkpoint is begun anew
-        if not c.resume:
-            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
-        drop_later(self.path, last, min(last, self.next_evaluation - 1))
+        open_directory(c, self.step, self.next_evaluation)
         self.terminal = Terminal(self._title(), c.steps)
-        self.log = RunLog(self.path, self.terminal.say)
-        self.films = FilmWriter(self.terminal.say)
+        self.report = Report(self.path, self.terminal)
 
     def make_learner(self, action_size: int) -> Learner:
         return Learner(self.config, action_size)
@@ -156,35 +130,17 @@ class Trainer:
             self.next_evaluation = next_multiple(self.step, self.config.eval_every)
 
     def _report(self, results) -> None:
-        """Write a completed evaluation: numbers, film, terminal."""
-        if results is None:
-            return
-        self.results = results
-        self.log.evaluation(results)
-        self.films.write(self.path / "videos" / f"{results[0].step:09d}.mp4", self.evaluation.frames)
-        self._show_model(results[0].step)
-        summary = summarise(results)
-        unseen = summary.get("test", summary["clean"])["return"]
-        self.terminal.show(self.step, unseen=f"{unseen:.0f}")
-        if not self.terminal.console.is_terminal:
-            text = "  ".join(f"{split} {s['return']:.1f}" for split, s in summary.items())
-            self.terminal.say(f"{results[0].step:>9,} steps  {self.elapsed:6.0f} s  return: {text}")
-
-    def _show_model(self, step: int) -> None:
-        """Write what the model makes of an episode: a film, and a sheet of some of its moments."""
-        films = self.evaluation.pictures()
-        if films:
-            file, picture = self.path / "videos" / f"{step:09d}-model.mp4", sheet(films)
-            self.films.write(file, {name: list(film) for name, film in films.items()})
-            self.films.write(file.with_suffix(".png"), picture)
-            self.log.picture(step, "model", png(picture), picture.shape)
+        """Tell an evaluation, once it is complete."""
+        if results is not None:
+            self.results = results
+            self.report.evaluation(results, self.evaluation, self.step, self.elapsed)
 
     def _log(self) -> None:
         for seed, metrics in enumerate(self.metrics()):
             values = {"updates": self.learner.updates, "wall_time": round(self.elapsed, 2)} | metrics
             if self.collector.returns[seed]:
                 values["return"] = float(np.mean(self.collector.returns[seed]))
-            self.log.metrics(self.step, self.config.seed + seed, values)
+            self.report.log.metrics(self.step, self.config.seed + seed, values)
         shown = {"return": f"{values['return']:.0f}"} if "return" in values else {}
         self.terminal.show(self.step, **shown, **self.watched(values))
 
@@ -224,14 +180,7 @@ class Trainer:
             return self._stopped(f"at step {self.step:,} and saved; go on with --resume --run {self.path}")
         self.evaluation.start(self.step)
         self._report(self.evaluation.finish())
-        self.films.close()
-        self.terminal.close()
-        random_return = float(np.mean(self.collector.random_returns)) if self.collector.random_returns else None
-        self.terminal.say("")
-        self.terminal.console.print(result_table(self.results, random_return))
-        self.terminal.say(
-            f"{self.elapsed / 60:.1f} minutes, {self.learner.updates:,} updates; film: {self.path}/videos"
-        )
+        self.report.final(self.results, self.collector.random_returns, self.elapsed, self.learner.updates)
         return summarise(self.results)
 
     def _stopped(self, text: str) -> dict:
@@ -246,9 +195,7 @@ class Trainer:
         return f"{c.agent} on {c.task}   {videos}preset {c.preset}   {device}   {c.run}"
 
     def close(self) -> None:
-        self.films.close()
-        self.terminal.close()
-        self.log.close()
+        self.report.close()
         self.collector.envs.close()
         self.evaluation.close()
 

@@ -28,6 +28,7 @@ from undistracted.envs import check_task
 from undistracted.errors import UserError
 from undistracted.evaluation import summarise
 from undistracted.learner import Learner
+from undistracted.rundir import check_unused
 from undistracted.training import Trainer, drive
 
 COLLAPSED = 0.01  # of the source's spread
@@ -52,8 +53,7 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     if not isinstance(make_agent(source, action_size=1), LatentAgent):
         raise UserError(f"{options.source} is a run of {source.agent}, which has no encoder apart from its dynamics")
     checkpoint.newest(Path(options.source))
-    if checkpoint.steps(run):
-        raise UserError(f"{run} already holds a run; continue it with --resume, or name another with --run")
+    check_unused(run)
     check(options)
     for name in ("task", "eval_every", "log_every", "checkpoint_every", "videos", "protocol", "render", "color"):
         changes |= {name: getattr(options, name)} if getattr(options, name) is not None else {}
