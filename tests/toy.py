@@ -154,6 +154,17 @@ def check_api(env: gymnasium.Env) -> None:
     env.close()
 
 
+def rollout(env, steps, seed=None) -> tuple[np.ndarray, np.ndarray]:
+    """Frames (steps + 1, ...) and rewards of random actions."""
+    rng = np.random.default_rng(0)
+    frames, rewards = [env.reset(seed=seed)[0]], []
+    for _ in range(steps):
+        frame, reward, *_ = env.step(rng.uniform(-1, 1, env.action_space.shape).astype(np.float32))
+        frames.append(frame)
+        rewards.append(reward)
+    return np.stack(frames), np.array(rewards)
+
+
 def follow(rows, env=Counting) -> list[Fact]:
     """What one environment's rows tell, after checking them against the conventions of `data.py`."""
     facts = [read(frame) for frame in rows.obs]
