@@ -67,6 +67,14 @@ def key():
     return jax.random.key(7)
 
 
+@pytest.fixture
+def cache(tmp_path_factory, monkeypatch):
+    """A folder of its own for decoded films, empty at first."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("UNDISTRACTED_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def agent(config):
     return make_agent(config, ACTION_SIZE)
