@@ -1,4 +1,4 @@
-"""Tiny settings, an agent of that size and a batch, shared by all tests.
+"""Tiny settings, agents of that size and what they learn from, shared by all tests.
 
 Nearly all the time of the tests is XLA's: it optimises less here, and what one test compiled no other compiles again
 (subprocesses included). Set before the first import of JAX.
@@ -21,6 +21,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
+import equinox as eqx  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -30,6 +31,7 @@ from undistracted.agents import make_agent  # noqa: E402
 from undistracted.config import Config  # noqa: E402
 from undistracted.data import Batch  # noqa: E402
 from undistracted.presets import complete, preset_config  # noqa: E402
+from undistracted.priorities import Windows  # noqa: E402
 
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
@@ -104,3 +106,39 @@ def batch(config) -> Batch:
         jax.numpy.asarray(rng.normal(size=rows) * ~first, "float32"),
         jax.numpy.asarray(first),
     )
+
+
+@pytest.fixture(scope="session")
+def told(tiny):
+    return make_agent(tiny(agent="tdmpc"), ACTION_SIZE)
+
+
+@pytest.fixture(scope="session")
+def told_state(told):
+    """Its outputs are not zero, as those of a new model are: what depends on them shows."""
+    state, k = jax.jit(told.init)(jax.random.key(0)), jax.random.split(jax.random.key(1), 5)
+
+    def noise(outputs, keys):
+        return [0.3 * jax.random.normal(k, w.shape) for w, k in zip(outputs, keys, strict=True)]
+
+    def outputs(s):
+        m = s.policy.model
+        return [
+            m.reward.mlp.layers[-1].weight,
+            *(h.rest.layers[-1].weight for h in [*m.values.heads, *s.slow.values.heads]),
+        ]
+
+    return eqx.tree_at(outputs, state, noise(outputs(state), k))
+
+
+@pytest.fixture(scope="session")
+def told_windows(told) -> Windows:
+    """Eight rows each, of noise: the two before, the row itself, and the five after it."""
+    rng, shape = np.random.default_rng(0), (8, told.config.batch)
+    rows = Batch(
+        jax.numpy.asarray(rng.integers(0, 256, (*shape, 64, 64, 3), np.uint8)),
+        jax.numpy.asarray(rng.uniform(-1, 1, (*shape, ACTION_SIZE)), "float32"),
+        jax.numpy.asarray(rng.normal(size=shape), "float32"),
+        jax.numpy.zeros(shape, bool),
+    )
+    return Windows(rows, jax.numpy.linspace(0.5, 1, shape[1]), jax.numpy.arange(shape[1]))
