@@ -31,6 +31,20 @@ def test_a_seed_decides_everything(task):
     assert not np.array_equal(frames[0], rollout(other, 0)[0][0]), "a reset without a seed starts something new"
 
 
+@pytest.mark.filterwarnings("ignore:.*invalid")
+def test_an_episode_ends_where_the_simulator_loses_the_state():
+    env = make_env("distracted/walker-walk")
+    env.reset(seed=0)
+    before, *_ = env.step(np.zeros(6))
+    env.unwrapped.dm.physics.data.qvel[:] = 1e12
+    after, reward, terminated, truncated, _ = env.step(np.zeros(6))
+    assert truncated and not terminated and reward == 0
+    assert after.shape == before.shape
+    frames, rewards = rollout(env, 15, seed=3)  # and the next is as if nothing had been
+    again = rollout(make_env("distracted/walker-walk"), 15, seed=3)
+    assert np.array_equal(frames, again[0]) and np.array_equal(rewards, again[1])
+
+
 @pytest.mark.parametrize("task", ["walker-stand", "cartpole-balance", "fish-upright"])
 def test_rewards_are_those_of_the_suite(task):
     from dm_control import suite

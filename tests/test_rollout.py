@@ -129,3 +129,15 @@ def test_a_dead_process_is_missed_and_one_that_hangs_is_ended(monkeypatch):
     assert not any(process.is_alive() for process in envs.workers.processes)
     with pytest.raises(FileNotFoundError):
         SharedMemory(memory)
+
+
+def test_actions_that_are_no_numbers_are_told():
+    envs = Environments([dict(task=STEADY)] * 2, processes=False)
+    envs.reset([0, 1])
+    action = np.zeros((2, envs.action_size), np.float32)
+    envs.send(action)
+    envs.receive()
+    action[1] = np.nan
+    with pytest.raises(UserError, match="not finite"):
+        envs.send(action)
+    envs.close()

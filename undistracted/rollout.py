@@ -7,6 +7,7 @@ import numpy as np
 
 from undistracted.data import Batch
 from undistracted.envs import make_env
+from undistracted.errors import UserError
 from undistracted.workers import RESET, STEP, Here, Workers
 
 
@@ -44,6 +45,8 @@ class Environments:
     def send(self, action: np.ndarray) -> None:
         """Let every environment take its action; `receive` fetches the rows."""
         self.action = np.asarray(action, np.float32)
+        if not np.isfinite(self.action).all():
+            raise UserError("the policy's actions are not finite: learning has diverged; try lower rates")
         self.workers.rows.action[:] = self.action
         self.workers.tell(STEP)
 

@@ -48,10 +48,13 @@ class DMC(gymnasium.Env):
         return self._look(), {}
 
     def step(self, action):
-        control = self.center + self.half * np.clip(np.asarray(action, np.float64), -1, 1)
+        force = self.center + self.half * np.clip(np.asarray(action, np.float64), -1, 1)
         reward, terminated = 0.0, False
         for _ in range(self.action_repeat):
-            timestep = self.dm.step(control)
+            try:
+                timestep = self.dm.step(force)
+            except control.PhysicsError:  # MuJoCo lost the state, rarely, after a hard blow: no reason to lose the run
+                return self.frame, float(reward), False, True, {}
             reward += timestep.reward
             self.frames += 1
             terminated = timestep.last()  # there is no clock inside, so the task itself has ended
