@@ -156,6 +156,27 @@ def test_dead_environment(tmp_path, monkeypatch, capsys):
     assert_rows_follow(tmp_path)
 
 
+def test_what_was_learned_is_kept_unless_it_has_diverged(tmp_path, monkeypatch, capsys):
+    def hang_up(self):
+        raise ConnectionResetError("the robot hung up")
+
+    def diverge(self):
+        self.learner.state = jax.tree.map(lambda x: x * np.nan if x.dtype == np.float32 else x, self.learner.state)
+
+    with monkeypatch.context() as patch, pytest.raises(ConnectionResetError, match="hung up"):
+        patch.setattr(Trainer, "_log", hang_up)
+        main(command(tmp_path, 200, "--checkpoint-every", "1000"))
+    step = checkpoint.newest(tmp_path)
+    assert 50 <= step <= 52
+    assert f"stopped at step {step} and saved; go on with --resume" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_log", diverge)
+        assert main(command(tmp_path, 200, "--resume")) == 2
+    assert "not finite" in capsys.readouterr().err and checkpoint.newest(tmp_path) == step
+    assert main(command(tmp_path, 120, "--resume")) == 0
+    assert_rows_follow(tmp_path)
+
+
 def raise_full(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -11,6 +11,13 @@ from undistracted.errors import UserError
 from undistracted.workers import RESET, STEP, Here, Workers
 
 
+class Diverged(UserError):
+    """What was learned is worth nothing any more."""
+
+    def __init__(self):
+        super().__init__("the policy's actions are not finite: learning has diverged; try lower rates")
+
+
 class Episode(NamedTuple):
     env: int
     reward: float
@@ -46,7 +53,7 @@ class Environments:
         """Let every environment take its action; `receive` fetches the rows."""
         self.action = np.asarray(action, np.float32)
         if not np.isfinite(self.action).all():
-            raise UserError("the policy's actions are not finite: learning has diverged; try lower rates")
+            raise Diverged
         self.workers.rows.action[:] = self.action
         self.workers.tell(STEP)
 

@@ -6,6 +6,7 @@ the policy that acts is the newest there is, and the updates sample what was the
 wait for its rows: strict alternation, slower. Nothing depends on timing either way: the same seed gives the same run.
 """
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -20,9 +21,8 @@ from undistracted.interrupt import asked_to_stop
 from undistracted.learner import Learner
 from undistracted.logger import Terminal
 from undistracted.report import Report
-from undistracted.rollout import Environments
+from undistracted.rollout import Diverged, Environments
 from undistracted.rundir import open_directory, prepare
-from undistracted.workers import DeadEnvironment
 
 # What a checkpoint keeps of the loop.
 COUNTERS = "taken", "count", "debt", "next_evaluation", "elapsed"
@@ -38,9 +38,10 @@ def drive(trainer: "Trainer") -> dict:
     with asked_to_stop(trainer):
         try:
             return trainer.run()
-        except DeadEnvironment:
-            if trainer.step:
-                trainer.save()
+        except Diverged:
+            raise
+        except Exception:
+            trainer.rescue()
             raise
         finally:
             trainer.close()
@@ -166,6 +167,13 @@ class Trainer:
         counters = {name: getattr(self, name) for name in COUNTERS}
         counters |= {name: getattr(self.collector, name) for name in ("returns", "random_returns")}
         checkpoint.save(self.path, self.learner, self.step, counters, replay=self.config.save_replay)
+
+    def rescue(self) -> None:
+        """Keep what was learned, whatever ends the run: an environment that raises or dies, a device that fails."""
+        if self.step:
+            with contextlib.suppress(Exception):  # what ended the run is what its user must hear of
+                self.save()
+                self._stopped(f"at step {self.step:,} and saved; go on with --resume --run {self.path}")
 
     def _restore(self, counters: dict) -> None:
         self.step = counters["step"]

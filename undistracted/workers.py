@@ -24,7 +24,7 @@ class DeadEnvironment(UserError):
     """An environment's process is gone."""
 
     def __init__(self):
-        super().__init__("an environment's process died; the run is saved: go on with --resume")
+        super().__init__("an environment's process died, for want of memory perhaps; go on with --resume")
 
 
 class Stage:
