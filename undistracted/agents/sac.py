@@ -40,7 +40,9 @@ PAPER = dict(
 PRESETS = {
     "paper": PAPER,
     "original": PAPER | dict(steps=1_000_000, replay_size=1_000_000),
-    "small": PAPER | dict(updates_per_step=0.5, batch=32, channels=(8, 8, 8, 8), hidden=128),
+    # Of 24,000 updates most would be lost to the entropy if alpha fell as slowly as in 500,000.
+    "small": PAPER
+    | dict(updates_per_step=0.5, batch=32, channels=(8, 8, 8, 8), hidden=128, sac=settings.SAC(alpha_lr=1e-3)),
     "debug": dict(length=4, sac=settings.SAC(latent=8, model_hidden=16)),
 }
 
