@@ -4,6 +4,7 @@ Of every seed, pairs are (S, P, ...); the target's side of trajectories is exper
 """
 
 import zipfile
+import zlib
 from typing import NamedTuple
 
 import gymnasium
@@ -107,9 +108,12 @@ def columns(rows: Batch, envs: int) -> Batch:
 def read_pairs(path: str, seeds: int) -> tuple[Pairs, Pairs]:
     """Pairs for calibration, and the last tenth for measuring, from a file; the same for every seed."""
     try:
+        if not zipfile.is_zipfile(path):  # np.load would try other formats, and advise to trust the file
+            open(path, "rb").close()
+            raise ValueError("it is no .npz")
         with np.load(path, allow_pickle=False) as file:
             pairs = Pairs(file["source"], file["target"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as e:
         raise UserError(f"cannot read pairs from '{path}': {e}; it must be an .npz with `source` and `target`") from e
     for name, frames in pairs._asdict().items():
         if frames.dtype != np.uint8 or frames.shape[1:] != IMAGE or len(frames) != len(pairs.source) or len(frames) < 2:
