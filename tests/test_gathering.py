@@ -17,7 +17,7 @@ from undistracted.adapt.config import AdaptConfig, preset_adapt
 from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.errors import UserError
-from undistracted.presets import preset_config
+from undistracted.presets import complete, preset_config
 from undistracted.seeds import Seeds
 
 TASK = "distracted/walker-walk"
@@ -27,7 +27,7 @@ def saved_run(path, task="dmc/walker-walk", **settings):
     """The settings of a run and a checkpoint's counters: all that preparing looks at."""
     (path / "checkpoints" / "000000040").mkdir(parents=True)
     (path / "checkpoints" / "000000040" / "counters.json").write_text(json.dumps({"rows": [0, 6]}))
-    preset_config(task, "debug", **settings).save(path / "config.json")
+    complete(preset_config(task, "debug", **settings)).save(path / "config.json")
     return str(path)
 
 
@@ -38,10 +38,12 @@ def test_the_new_look_is_set_and_all_else_is_the_sources(tmp_path):
     kept = Config.load_run(tmp_path / "run")
     changed = {name for name in vars(kept) if getattr(kept, name) != getattr(config, name)}
     own = {"task", "videos", "color", "steps", "run", "replay_size", "warm_up_updates"}
-    assert changed == own | {"eval_every", "log_every", "checkpoint_every"}
+    assert changed == own | {"eval_every", "log_every", "checkpoint_every", "updates_per_step"}
     assert (config.task, config.videos, config.color, config.steps) == (TASK, "clips", True, 70)
     assert (config.render, config.replay_size, config.warm_up_updates) == ("faithful", 900, 0)
     assert adapt.prepare(preset_adapt(run, TASK))[1].replay_size == 1000, "no more than the source's"
+    one = adapt.prepare(preset_adapt(run, TASK, envs=1, prefill=30, updates_per_step=0.5))[1]
+    assert (one.envs, one.prefill, one.updates_per_step, config.updates_per_step) == (1, 30, 0.5, 0.2)
     dataclasses.replace(options, resume=True).save(tmp_path)
     assert AdaptConfig.load_run(tmp_path) == options
 

@@ -24,14 +24,16 @@ from undistracted.adapt.source import FILE, FrozenEncoder, relative_distance, so
 from undistracted.agents import make_agent
 from undistracted.agents.latent import LatentAgent
 from undistracted.config import Config
-from undistracted.envs import check_task
 from undistracted.errors import UserError
 from undistracted.evaluation import summarise
 from undistracted.learner import Learner
+from undistracted.presets import complete
 from undistracted.rundir import check_unused
 from undistracted.training import Trainer, drive
 
 COLLAPSED = 0.01  # of the source's spread
+# Settings of an adaptation that are its run's too; the source's where they are None.
+SHARED = "task videos protocol render color updates_per_step envs prefill eval_every log_every checkpoint_every".split()
 
 
 def adapt(options: AdaptConfig) -> dict:
@@ -44,8 +46,8 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     run = options.run_dir
     changes = {"steps": options.steps, "run": str(run), "resume": options.resume}
     if options.resume:
-        checkpoint.newest(run)
         saved = AdaptConfig.load_run(run)
+        checkpoint.newest(run)
         if (Path(saved.source).resolve(), saved.task) != (Path(options.source).resolve(), options.task):
             raise UserError(f"{run} holds an adaptation of {saved.source} to {saved.task}; name the same to resume it")
         return dataclasses.replace(saved, **changes), dataclasses.replace(Config.load_run(run), **changes)
@@ -55,19 +57,21 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     checkpoint.newest(Path(options.source))
     check_unused(run)
     check(options)
-    for name in ("task", "eval_every", "log_every", "checkpoint_every", "videos", "protocol", "render", "color"):
+    for name in SHARED:
         changes |= {name: getattr(options, name)} if getattr(options, name) is not None else {}
     changes |= {"replay_size": min(options.replay_size, source.replay_size), "save_replay": True, "warm_up_updates": 0}
-    return dataclasses.replace(options, run=str(run)), dataclasses.replace(source, **changes)
+    return dataclasses.replace(options, run=str(run)), complete(dataclasses.replace(source, **changes))
 
 
 def check(options: AdaptConfig) -> None:
-    check_task(options.task)
     if options.method == "none" and not options.calibrated and not options.dynamics_kl:
         raise UserError("nothing to adapt by: choose a --method, or --calibration, or --dynamics-kl")
     for name in ("steps", "calibration", "held_out", "collect_source"):
         if getattr(options, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must not be negative")
+    for name in ("hidden", "depth", "code"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}; it must be at least 1")
 
 
 def at_it(text: str):
