@@ -18,7 +18,7 @@ from undistracted.errors import UserError
 from undistracted.learner import Learner
 from undistracted.rollout import Environments, episode_seeds
 
-HELD_OUT_SHARE = 0.1  # of the pairs in a file, from its end
+HELD_OUT_SHARE, HELD_OUT_LEAST = 0.1, 2  # of the pairs in a file, from its end; one alone has no spread
 
 
 class Pairs(NamedTuple):
@@ -116,11 +116,11 @@ def read_pairs(path: str, seeds: int) -> tuple[Pairs, Pairs]:
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as e:
         raise UserError(f"cannot read pairs from '{path}': {e}; it must be an .npz with `source` and `target`") from e
     for name, frames in pairs._asdict().items():
-        if frames.dtype != np.uint8 or frames.shape[1:] != IMAGE or len(frames) != len(pairs.source) or len(frames) < 2:
+        if frames.dtype != np.uint8 or frames.shape[1:] != IMAGE or not len(pairs.source) == len(frames) > HELD_OUT_LEAST:
             raise UserError(
-                f"`{name}` in '{path}' is {frames.dtype} {frames.shape}; it must be uint8 (N, 64, 64, 3), N >= 2 the "
+                f"`{name}` in '{path}' is {frames.dtype} {frames.shape}; it must be uint8 (N, 64, 64, 3), N >= 3 the "
                 "same for `source` and `target`"
             )
     pairs = Pairs(*(np.broadcast_to(frames, (seeds, *frames.shape)) for frames in pairs))
-    kept = len(pairs.source[0]) - max(1, round(HELD_OUT_SHARE * len(pairs.source[0])))
+    kept = len(pairs.source[0]) - max(HELD_OUT_LEAST, round(HELD_OUT_SHARE * len(pairs.source[0])))
     return Pairs(*(x[:, :kept] for x in pairs)), Pairs(*(x[:, kept:] for x in pairs))
