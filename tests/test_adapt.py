@@ -146,10 +146,11 @@ def test_a_source_without_replay_and_seeds_that_adapt_by_themselves(counting, tm
     shutil.copytree(counting, source)
     shutil.rmtree(source / "checkpoints" / "replay")
     path = source / "checkpoints" / f"{checkpoint.newest(source):09d}" / "counters.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"rows": None}))
     ila = ["--method", "distribution", "--calibration", 0, "--dynamics-kl"]
-    assert adapt(source, run, *ila) == 2
-    assert "--collect-source 50000" in capsys.readouterr().err.splitlines()[-1]
+    for rows in ([0, 20], None):  # its files were removed, or never written
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"rows": rows}))
+        assert adapt(source, run, *ila) == 2
+        assert "--collect-source 50000" in capsys.readouterr().err.splitlines()[-1]
     assert adapt(source, run, *ila, "--collect-source", 31) == 0
     assert load_file(run / FILE)["source"].shape[:2] == (2, 32), "two environments a seed"
     assert AdaptConfig.load_run(run).variant == "ila"
@@ -172,7 +173,7 @@ MISTAKES = {
     "method": (["SOURCE", "--method", "magic"], "magic"),
     "preset": (["SOURCE", "--preset", "mine"], "choose one of paper, official"),
     "body": (["SOURCE", "--task", "dmc/cartpole-swingup"], "takes 1 actions, the agent of"),
-    "apart": (["SOURCE", "--task", COUNTING], "not of one state"),
+    "apart": (["SOURCE", "--task", COUNTING], "--calibration 0 --held-out 0"),
     "file": (["SOURCE", "--pairs", "nosuchfile.npz"], "cannot read pairs from 'nosuchfile.npz'"),
     "occupied": (["SOURCE", "--run", "SOURCE"], "already holds a run"),
     "resume": (["SOURCE", "--resume", "--run", "nosuchrun"], "is not an adapted run"),

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from toy import STEADY, read
 
+from undistracted import rundir
 from undistracted.adapt import adapt, pairs, source
 from undistracted.adapt.agent import AdaptingAgent
 from undistracted.adapt.config import AdaptConfig, preset_adapt
@@ -55,6 +56,10 @@ def test_what_cannot_be_adapted_or_resumed(tmp_path):
     adapted = tmp_path / "adapted"
     saved_run(adapted)
     preset_adapt("runs/a", TASK, run=str(adapted)).save(adapted)
+    with pytest.raises(UserError, match="holds an adaptation; go on with undistracted adapt runs/a"):
+        rundir.prepare(preset_config("dmc/walker-walk", "debug", run=str(adapted), resume=True))
+    with pytest.raises(UserError, match="nosuch is not an adapted run"):
+        adapt.prepare(preset_adapt("runs/a", TASK, run=str(tmp_path / "nosuch"), resume=True))
     for run, task in (("runs/b", TASK), ("runs/a", "scoreboard/walker-walk")):
         with pytest.raises(UserError, match=f"an adaptation of runs/a to {TASK}"):
             adapt.prepare(preset_adapt(run, task, run=str(adapted), resume=True))

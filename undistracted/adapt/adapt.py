@@ -33,7 +33,8 @@ from undistracted.training import Trainer, drive
 
 COLLAPSED = 0.01  # of the source's spread
 # Settings of an adaptation that are its run's too; the source's where they are None.
-SHARED = "task videos protocol render color updates_per_step envs prefill eval_every log_every checkpoint_every".split()
+SHARED = ("task", "videos", "protocol", "render", "color", "updates_per_step", "envs", "prefill",
+          "eval_every", "log_every", "checkpoint_every")  # fmt: skip
 
 
 def adapt(options: AdaptConfig) -> dict:

@@ -116,7 +116,11 @@ def read_pairs(path: str, seeds: int) -> tuple[Pairs, Pairs]:
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as e:
         raise UserError(f"cannot read pairs from '{path}': {e}; it must be an .npz with `source` and `target`") from e
     for name, frames in pairs._asdict().items():
-        if frames.dtype != np.uint8 or frames.shape[1:] != IMAGE or not len(pairs.source) == len(frames) > HELD_OUT_LEAST:
+        if (
+            frames.dtype != np.uint8
+            or frames.shape[1:] != IMAGE
+            or not len(pairs.source) == len(frames) > HELD_OUT_LEAST
+        ):
             raise UserError(
                 f"`{name}` in '{path}' is {frames.dtype} {frames.shape}; it must be uint8 (N, 64, 64, 3), N >= 3 the "
                 "same for `source` and `target`"

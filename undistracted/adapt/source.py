@@ -49,13 +49,13 @@ def source_encodings(run: Path, config: Config, learner: Learner, encode: Frozen
         return collected(config, learner, encode, collect)
     if (run / FILE).exists():
         return load_file(run / FILE)["source"]
-    counters = checkpoint.counters_of(run)
-    if counters["rows"] is None:
-        raise UserError(
-            f"{run} was saved without its replay (--no-save-replay); let its policy collect one: --collect-source 50000"
-        )
-    _, end = counters["rows"]
+    _, end = checkpoint.counters_of(run)["rows"] or (0, 0)
     files = [path for _, stop, path in checkpoint.chunks(run / "checkpoints" / "replay") if stop <= end]
+    if not files:
+        raise UserError(
+            f"{run} was saved without its replay (--no-save-replay), or it was removed; let its policy collect one: "
+            "--collect-source 50000"
+        )
     frames = (load_file(path)["obs"] for path in files)  # (S, K, E, ...), one file in memory at a time
     return np.concatenate([encode(x.reshape(len(x), -1, *x.shape[3:])) for x in frames], 1)
 
