@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from undistracted.adapt.config import AdaptConfig
 from undistracted.adapt.source import FILE
 from undistracted.config import Config
 from undistracted.film import write_film
+from undistracted.rollout import Environments
 
 SCHEDULE = ["--steps", "60", "--eval-every", "60", "--log-every", "30", "--calibration", "2", "--held-out", "1"]
 DEBUG = ["--preset", "debug", "--steps", "40", "--eval-every", "1000", "--seed", "3"]
@@ -159,6 +161,19 @@ def test_a_source_without_replay_and_seeds_that_adapt_by_themselves(counting, tm
     assert lines[0]["alignment_loss"] != lines[1]["alignment_loss"]
     assert all("dynamics_loss" in line and "calibration_loss" not in line and "tau" not in line for line in lines)
     assert json.loads((run / "checkpoints/000000060/counters.json").read_text())["random_returns"], "random episodes"
+
+
+def test_an_end_asked_for_while_pairs_are_gathered_comes_between_two_steps(counting, tmp_path, monkeypatch, capsys):
+    send, sent = Environments.send, []
+
+    def stop_at_the_third(self, action):
+        if len(sent) == 2:
+            signal.raise_signal(signal.SIGINT)
+        sent.append(send(self, action))
+
+    monkeypatch.setattr(Environments, "send", stop_at_the_third)
+    assert adapt(counting, tmp_path / "run") == 130
+    assert len(sent) == 3 and not checkpoint.steps(tmp_path / "run") and "Traceback" not in capsys.readouterr().err
 
 
 MISTAKES = {

@@ -18,6 +18,7 @@ from undistracted.adapt.config import AdaptConfig, preset_adapt
 from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.errors import UserError
+from undistracted.interrupt import Request
 from undistracted.presets import complete, preset_config
 from undistracted.seeds import Seeds
 
@@ -144,11 +145,11 @@ def test_pairs_are_gathered_encoded_and_kept_apart(tmp_path, monkeypatch):
     each = [[trajectory(n, 2) for n in (1, 2, 3)], [trajectory(n, 3) for n in (4, 5, 6)]]
     monkeypatch.setattr(pairs, "drive_pairs", lambda *_: each)
     monkeypatch.setattr(adapt, "source_encodings", lambda *_: np.zeros((2, 1, 3), np.float16))
-    monkeypatch.setattr(adapt, "FrozenEncoder", lambda learner: lambda frames: frames[:, :, 0, 0] / learner)
+    monkeypatch.setattr(adapt, "FrozenEncoder", lambda learner, _: lambda frames: frames[:, :, 0, 0] / learner)
     saved_run(tmp_path / "source")
     adaptation = adapt.Adaptation.__new__(adapt.Adaptation)
     adaptation.options = preset_adapt("runs/x", TASK, calibration=2, held_out=1)
-    adaptation.config, adaptation.path = SimpleNamespace(), tmp_path / "run"
+    adaptation.config, adaptation.path, adaptation.request = SimpleNamespace(), tmp_path / "run", Request()
     adaptation._gather(tmp_path / "source", 1)
     kept = {name: x.reshape(2, -1, 3)[..., 0].tolist() for name, x in load_file(tmp_path / "run" / source.FILE).items()}
     assert kept["paired_source"] == [[1, 1, 2, 2], [4, 4, 4, 5]], "as many of each seed as the shortest has"
@@ -160,10 +161,11 @@ def test_pairs_are_gathered_encoded_and_kept_apart(tmp_path, monkeypatch):
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(adapt, "gather_pairs", lambda *_: pairs.Gathered(None, None, None))
     monkeypatch.setattr(adapt, "source_encodings", lambda *_: np.zeros((1, 1, 3), np.float16))
-    monkeypatch.setattr(adapt, "FrozenEncoder", lambda _: None)
+    monkeypatch.setattr(adapt, "FrozenEncoder", lambda *_: None)
     saved_run(tmp_path / "source")
     (tmp_path / "run" / source.FILE).mkdir(parents=True)  # nobody can write to a folder
     adaptation = adapt.Adaptation.__new__(adapt.Adaptation)
+    adaptation.request = Request()
     adaptation.options, adaptation.config, adaptation.path = preset_adapt("runs/x", TASK), None, tmp_path / "run"
     with pytest.raises(UserError, match="cannot write .*adaptation.safetensors"):
         adaptation._gather(tmp_path / "source", None)

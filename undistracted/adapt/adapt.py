@@ -7,6 +7,7 @@ with: encodings of all that the source has seen, and pairs of both looks.
 
 import contextlib
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -26,6 +27,7 @@ from undistracted.agents.latent import LatentAgent
 from undistracted.config import Config
 from undistracted.errors import UserError
 from undistracted.evaluation import summarise
+from undistracted.interrupt import Request
 from undistracted.learner import Learner
 from undistracted.presets import complete
 from undistracted.rundir import check_unused
@@ -39,7 +41,7 @@ SHARED = ("task", "videos", "protocol", "render", "color", "updates_per_step", "
 
 def adapt(options: AdaptConfig) -> dict:
     """Adapt as configured; the summary of the final evaluation, e.g. `adapt(options)["test"]["return"]`."""
-    return drive(Adaptation(*prepare(options)))
+    return drive(partial(Adaptation, *prepare(options)))
 
 
 def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
@@ -82,9 +84,9 @@ def at_it(text: str):
 
 
 class Adaptation(Trainer):
-    def __init__(self, options: AdaptConfig, config: Config):
+    def __init__(self, options: AdaptConfig, config: Config, request: Request | None = None):
         self.options, self.rows, self.before, self.collapsed = options, None, {}, False
-        super().__init__(config)
+        super().__init__(config, request)
         options.save(self.path)
 
     def make_learner(self, action_size: int) -> Learner:
@@ -115,9 +117,10 @@ class Adaptation(Trainer):
 
     def _gather(self, source: Path, frozen: Learner) -> None:
         """Write what adapting draws from: it is made once, and a resumed adaptation finds it again."""
-        config, encode = Config.load_run(source), FrozenEncoder(frozen)
+        config, heed = Config.load_run(source), self.request.heed
+        encode = FrozenEncoder(frozen, heed)
         with at_it("gathering pairs of both looks"):
-            gathered = gather_pairs(self.options, config, self.config, frozen)
+            gathered = gather_pairs(self.options, config, self.config, frozen, heed)
         with at_it("encoding what the source has seen"):
             arrays = {"source": source_encodings(source, config, frozen, encode, self.options.collect_source)}
         for name, pairs in (("paired", gathered.calibration), ("held_out", gathered.held_out)):

@@ -5,6 +5,7 @@ Of every seed, pairs are (S, P, ...); the target's side of trajectories is exper
 
 import zipfile
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import gymnasium
@@ -32,20 +33,22 @@ class Gathered(NamedTuple):
     rows: Batch | None  # (S, R, ...): the target's side of the calibration as experience
 
 
-def gather_pairs(options, source: Config, target: Config, learner: Learner) -> Gathered:
-    """As the settings of an adaptation ask for."""
+def gather_pairs(options, source: Config, target: Config, learner: Learner, heed: Callable) -> Gathered:
+    """As the settings of an adaptation ask for; `heed` is called now and then, and may end it."""
     if options.pairs:
         return Gathered(*read_pairs(options.pairs, source.seeds), None)
     count = options.calibration
     if not count + options.held_out:
         return Gathered(None, None, None)
-    trajectories = drive_pairs(source, target, learner, count + options.held_out, options.calibration_policy)
+    trajectories = drive_pairs(source, target, learner, count + options.held_out, options.calibration_policy, heed)
     calibration, held_out = join([t[:count] for t in trajectories]), join([t[count:] for t in trajectories])
     rows = calibration and calibration._replace(obs=split(calibration).target)
     return Gathered(split(calibration), split(held_out), rows)
 
 
-def drive_pairs(source: Config, target: Config, learner: Learner, count: int, policy: str) -> list[list[Batch]]:
+def drive_pairs(
+    source: Config, target: Config, learner: Learner, count: int, policy: str, heed: Callable = lambda: None
+) -> list[list[Batch]]:
     """Of each seed, `count` trajectories (T, ...) of six channels; the learner acts on what the source shows."""
     each, seeds = min(count, source.envs), source.seeds
     looks = [{"source": source.env("train", s), "target": target.env("train", s)} for s in range(seeds)]
@@ -57,6 +60,7 @@ def drive_pairs(source: Config, target: Config, learner: Learner, count: int, po
         rows = [envs.reset(episode_seeds(sequences))]
         played = np.zeros(envs.count, int)
         while played.min() * each < count:
+            heed()
             if policy == "random":
                 action = rng.uniform(-1, 1, (envs.count, envs.action_size))
             else:
