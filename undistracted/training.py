@@ -36,11 +36,8 @@ def train(config: Config) -> dict:
 
 
 def drive(make: Callable[[Request], "Trainer"]) -> dict:
-    """Run to the end, or until asked to stop, and leave nothing running.
-
-    A request while the trainer is made waits, too: JAX, interrupted where it happens to be, may not survive it.
-    """
-    with asked_to_stop() as request:
+    """Run to the end, or until asked to stop, and leave nothing running."""
+    with asked_to_stop() as request:  # already now: JAX, interrupted where it happens to be, may not survive it
         trainer = make(request)
         try:
             return trainer.run()
