@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from undistracted.adapt.config import AdaptConfig
 from undistracted.adapt.source import FILE
 from undistracted.config import Config
 from undistracted.film import write_film
+from undistracted.rollout import Environments
 
 SCHEDULE = ["--steps", "60", "--eval-every", "60", "--log-every", "30", "--calibration", "2", "--held-out", "1"]
 DEBUG = ["--preset", "debug", "--steps", "40", "--eval-every", "1000", "--seed", "3"]
@@ -80,7 +82,7 @@ def test_health_is_logged(adapted):
     health = {"tau", "lambda", "f_kl", "held_out_distance", "target_spread", "source_spread", "calibration_loss"}
     assert [line["step"] for line in lines] == [30, 60]
     assert all(health <= line.keys() and np.isfinite(list(line.values())).all() for line in lines)
-    assert "return" in lines[-1] and lines[-1]["updates"] in (2, 3)
+    assert "return" in lines[-1] and lines[-1]["updates"] in (11, 12), "100 per 500 steps, whatever the source's"
     assert first["held_out_distance"] != lines[-1]["held_out_distance"], "by the encoder as it is by now"
 
 
@@ -124,11 +126,12 @@ def test_pairs_recorded_elsewhere_and_resumed_equals_continuous(counting, tmp_pa
     names = {name: rng.integers(0, 256, (10, 64, 64, 3), np.uint8) for name in ("source", "target")}
     np.savez(tmp_path / "pairs.npz", **names)
     runs = whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = ["--checkpoint-every", 40, "--calibration", 0, "--pairs", tmp_path / "pairs.npz"]
+    options = ["--checkpoint-every", 40, "--log-every", 20, "--calibration", 0, "--pairs", tmp_path / "pairs.npz"]
     assert adapt(counting, whole, *options, "--steps", 80) == 0
     kept = load_file(whole / FILE)
-    np.testing.assert_array_equal(kept["paired_target"][1], names["target"][:9])
-    assert AdaptConfig.load_run(whole).variant == "calibrated-support" and kept["held_out_target"].shape[1] == 1
+    np.testing.assert_array_equal(kept["paired_target"][1], names["target"][:8])
+    assert AdaptConfig.load_run(whole).variant == "calibrated-support" and kept["held_out_target"].shape[1] == 2
+    assert all(np.isfinite(line["held_out_distance"]) for line in metrics(whole)), "a part of a spread that is not zero"
 
     assert adapt(counting, parts, *options, "--steps", 40) == 0
     assert main(["adapt", str(counting), "--task", STEADY, "--steps", "80", "--run", str(parts), "--resume"]) == 0
@@ -137,7 +140,7 @@ def test_pairs_recorded_elsewhere_and_resumed_equals_continuous(counting, tmp_pa
     for name in ours:
         np.testing.assert_array_equal(ours[name], theirs[name], name)
     ours, theirs = ([{k: v for k, v in m.items() if k != "wall_time"} for m in metrics(run)] for run in runs)
-    assert ours == theirs and len(ours) == 6
+    assert ours == theirs and len(ours) == 10
 
 
 def test_a_source_without_replay_and_seeds_that_adapt_by_themselves(counting, tmp_path, capsys):
@@ -145,10 +148,11 @@ def test_a_source_without_replay_and_seeds_that_adapt_by_themselves(counting, tm
     shutil.copytree(counting, source)
     shutil.rmtree(source / "checkpoints" / "replay")
     path = source / "checkpoints" / f"{checkpoint.newest(source):09d}" / "counters.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"rows": None}))
     ila = ["--method", "distribution", "--calibration", 0, "--dynamics-kl"]
-    assert adapt(source, run, *ila) == 2
-    assert "--collect-source 50000" in capsys.readouterr().err.splitlines()[-1]
+    for rows in ([0, 20], None):  # its files were removed, or never written
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"rows": rows}))
+        assert adapt(source, run, *ila) == 2
+        assert "--collect-source 50000" in capsys.readouterr().err.splitlines()[-1]
     assert adapt(source, run, *ila, "--collect-source", 31) == 0
     assert load_file(run / FILE)["source"].shape[:2] == (2, 32), "two environments a seed"
     assert AdaptConfig.load_run(run).variant == "ila"
@@ -159,15 +163,32 @@ def test_a_source_without_replay_and_seeds_that_adapt_by_themselves(counting, tm
     assert json.loads((run / "checkpoints/000000060/counters.json").read_text())["random_returns"], "random episodes"
 
 
+def test_an_end_asked_for_while_pairs_are_gathered_comes_between_two_steps(counting, tmp_path, monkeypatch, capsys):
+    send, sent = Environments.send, []
+
+    def stop_at_the_third(self, action):
+        if len(sent) == 2:
+            signal.raise_signal(signal.SIGINT)
+        sent.append(send(self, action))
+
+    monkeypatch.setattr(Environments, "send", stop_at_the_third)
+    assert adapt(counting, tmp_path / "run") == 130
+    assert len(sent) == 3 and not checkpoint.steps(tmp_path / "run") and "Traceback" not in capsys.readouterr().err
+
+
 MISTAKES = {
     "no run": (["nosuchrun"], "nosuchrun is not a run directory"),
     "task": (["SOURCE", "--task", "distracted/walker-wlak"], "did you mean 'distracted/walker-walk'"),
     "nothing": (["SOURCE", "--method", "none", "--calibration", "0"], "nothing to adapt by"),
     "negative": (["SOURCE", "--calibration", "-1"], "--calibration is -1"),
+    "schedule": (["SOURCE", "--log-every", "0"], "--log-every is 0"),
+    "depth": (["SOURCE", "--depth", "0"], "--depth is 0"),
+    "replay": (["SOURCE", "--replay-size", "10"], "use --replay-size 16 or more"),
+    "prefill": (["SOURCE", "--envs", "20"], "use --prefill 160 or more"),
     "method": (["SOURCE", "--method", "magic"], "magic"),
     "preset": (["SOURCE", "--preset", "mine"], "choose one of paper, official"),
     "body": (["SOURCE", "--task", "dmc/cartpole-swingup"], "takes 1 actions, the agent of"),
-    "apart": (["SOURCE", "--task", COUNTING], "not of one state"),
+    "apart": (["SOURCE", "--task", COUNTING], "--calibration 0 --held-out 0"),
     "file": (["SOURCE", "--pairs", "nosuchfile.npz"], "cannot read pairs from 'nosuchfile.npz'"),
     "occupied": (["SOURCE", "--run", "SOURCE"], "already holds a run"),
     "resume": (["SOURCE", "--resume", "--run", "nosuchrun"], "is not an adapted run"),

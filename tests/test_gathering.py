@@ -11,13 +11,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from toy import STEADY, read
 
+from undistracted import rundir
 from undistracted.adapt import adapt, pairs, source
 from undistracted.adapt.agent import AdaptingAgent
 from undistracted.adapt.config import AdaptConfig, preset_adapt
 from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.errors import UserError
-from undistracted.presets import preset_config
+from undistracted.interrupt import Request
+from undistracted.presets import complete, preset_config
 from undistracted.seeds import Seeds
 
 TASK = "distracted/walker-walk"
@@ -27,7 +29,7 @@ def saved_run(path, task="dmc/walker-walk", **settings):
     """The settings of a run and a checkpoint's counters: all that preparing looks at."""
     (path / "checkpoints" / "000000040").mkdir(parents=True)
     (path / "checkpoints" / "000000040" / "counters.json").write_text(json.dumps({"rows": [0, 6]}))
-    preset_config(task, "debug", **settings).save(path / "config.json")
+    complete(preset_config(task, "debug", **settings)).save(path / "config.json")
     return str(path)
 
 
@@ -38,10 +40,12 @@ def test_the_new_look_is_set_and_all_else_is_the_sources(tmp_path):
     kept = Config.load_run(tmp_path / "run")
     changed = {name for name in vars(kept) if getattr(kept, name) != getattr(config, name)}
     own = {"task", "videos", "color", "steps", "run", "replay_size", "warm_up_updates"}
-    assert changed == own | {"eval_every", "log_every", "checkpoint_every"}
+    assert changed == own | {"eval_every", "log_every", "checkpoint_every", "updates_per_step"}
     assert (config.task, config.videos, config.color, config.steps) == (TASK, "clips", True, 70)
     assert (config.render, config.replay_size, config.warm_up_updates) == ("faithful", 900, 0)
     assert adapt.prepare(preset_adapt(run, TASK))[1].replay_size == 1000, "no more than the source's"
+    one = adapt.prepare(preset_adapt(run, TASK, envs=1, prefill=30, updates_per_step=0.5))[1]
+    assert (one.envs, one.prefill, one.updates_per_step, config.updates_per_step) == (1, 30, 0.5, 0.2)
     dataclasses.replace(options, resume=True).save(tmp_path)
     assert AdaptConfig.load_run(tmp_path) == options
 
@@ -53,6 +57,10 @@ def test_what_cannot_be_adapted_or_resumed(tmp_path):
     adapted = tmp_path / "adapted"
     saved_run(adapted)
     preset_adapt("runs/a", TASK, run=str(adapted)).save(adapted)
+    with pytest.raises(UserError, match="holds an adaptation; go on with undistracted adapt runs/a"):
+        rundir.prepare(preset_config("dmc/walker-walk", "debug", run=str(adapted), resume=True))
+    with pytest.raises(UserError, match="nosuch is not an adapted run"):
+        adapt.prepare(preset_adapt("runs/a", TASK, run=str(tmp_path / "nosuch"), resume=True))
     for run, task in (("runs/b", TASK), ("runs/a", "scoreboard/walker-walk")):
         with pytest.raises(UserError, match=f"an adaptation of runs/a to {TASK}"):
             adapt.prepare(preset_adapt(run, task, run=str(adapted), resume=True))
@@ -137,11 +145,11 @@ def test_pairs_are_gathered_encoded_and_kept_apart(tmp_path, monkeypatch):
     each = [[trajectory(n, 2) for n in (1, 2, 3)], [trajectory(n, 3) for n in (4, 5, 6)]]
     monkeypatch.setattr(pairs, "drive_pairs", lambda *_: each)
     monkeypatch.setattr(adapt, "source_encodings", lambda *_: np.zeros((2, 1, 3), np.float16))
-    monkeypatch.setattr(adapt, "FrozenEncoder", lambda learner: lambda frames: frames[:, :, 0, 0] / learner)
+    monkeypatch.setattr(adapt, "FrozenEncoder", lambda learner, _: lambda frames: frames[:, :, 0, 0] / learner)
     saved_run(tmp_path / "source")
     adaptation = adapt.Adaptation.__new__(adapt.Adaptation)
     adaptation.options = preset_adapt("runs/x", TASK, calibration=2, held_out=1)
-    adaptation.config, adaptation.path = SimpleNamespace(), tmp_path / "run"
+    adaptation.config, adaptation.path, adaptation.request = SimpleNamespace(), tmp_path / "run", Request()
     adaptation._gather(tmp_path / "source", 1)
     kept = {name: x.reshape(2, -1, 3)[..., 0].tolist() for name, x in load_file(tmp_path / "run" / source.FILE).items()}
     assert kept["paired_source"] == [[1, 1, 2, 2], [4, 4, 4, 5]], "as many of each seed as the shortest has"
@@ -153,10 +161,11 @@ def test_pairs_are_gathered_encoded_and_kept_apart(tmp_path, monkeypatch):
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(adapt, "gather_pairs", lambda *_: pairs.Gathered(None, None, None))
     monkeypatch.setattr(adapt, "source_encodings", lambda *_: np.zeros((1, 1, 3), np.float16))
-    monkeypatch.setattr(adapt, "FrozenEncoder", lambda _: None)
+    monkeypatch.setattr(adapt, "FrozenEncoder", lambda *_: None)
     saved_run(tmp_path / "source")
     (tmp_path / "run" / source.FILE).mkdir(parents=True)  # nobody can write to a folder
     adaptation = adapt.Adaptation.__new__(adapt.Adaptation)
+    adaptation.request = Request()
     adaptation.options, adaptation.config, adaptation.path = preset_adapt("runs/x", TASK), None, tmp_path / "run"
     with pytest.raises(UserError, match="cannot write .*adaptation.safetensors"):
         adaptation._gather(tmp_path / "source", None)

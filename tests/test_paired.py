@@ -1,5 +1,6 @@
 """Two looks of one state, and trajectories and files of them."""
 
+import io
 from types import SimpleNamespace
 
 import jax
@@ -106,8 +107,17 @@ def test_pairs_from_a_file(tmp_path):
     np.testing.assert_array_equal(held_out.source[0], frames[0, 18:])
 
 
+def as_npy(array) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
 FILES = {
-    "nothing.npz": (None, "cannot read pairs"),
+    "nothing.npz": (None, "cannot read pairs.*No such file"),
+    "empty.npz": (b"", "it is no .npz"),
+    "text.npz": (b"hello", "it is no .npz"),
+    "one.npy": (as_npy(np.zeros((4, 64, 64, 3), np.uint8)), "it is no .npz"),
     "one.npz": (dict(source=np.zeros((4, 64, 64, 3), np.uint8)), "target"),
     "float.npz": (dict(source=np.zeros((4, 64, 64, 3)), target=np.zeros((4, 64, 64, 3))), "must be uint8"),
     "short.npz": (dict(source=np.zeros((4, 64, 64, 3), "u1"), target=np.zeros((3, 64, 64, 3), "u1")), "the same"),
@@ -118,7 +128,9 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_files_that_are_none(tmp_path, name):
     arrays, words = FILES[name]
-    if arrays:
+    if isinstance(arrays, bytes):
+        (tmp_path / name).write_bytes(arrays)
+    elif arrays:
         np.savez(tmp_path / name, **arrays)
     with pytest.raises(UserError, match=words):
         read_pairs(str(tmp_path / name), 1)

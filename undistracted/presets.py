@@ -122,6 +122,12 @@ def complete(config: Config) -> Config:
             f"--prefill {config.prefill} gives each of {config.envs} environments fewer rows than one "
             f"sequence of {config.length}; use --prefill {need} or more"
         )
+    if config.replay_size // config.envs < config.length:
+        need = config.length * config.envs
+        raise UserError(
+            f"--replay-size {config.replay_size} keeps fewer rows of each of {config.envs} environments than one "
+            f"sequence of {config.length}; use --replay-size {need} or more"
+        )
     row = BOTTLENECK.get(domain(config.task), BOTTLENECK["walker"])
     chosen = {name: value for name, value in row.items() if getattr(config, name) is None}
     precision = ("bfloat16" if on_gpu() else "float32") if config.precision == "auto" else config.precision

@@ -1,6 +1,7 @@
 """A run's directory: begun once, and from then on resumed."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,11 @@ def prepare(config: Config) -> Config:
     run = config.run_dir
     if config.resume:
         checkpoint.newest(run)
+        if (run / "adapt.json").exists():  # training would move all but the encoder, too
+            source, task = (json.loads((run / "adapt.json").read_text())[name] for name in ("source", "task"))
+            raise UserError(
+                f"{run} holds an adaptation; go on with undistracted adapt {source} --task {task} --run {run} --resume"
+            )
         saved = Config.load_run(run)
         if (saved.task, saved.agent, saved.seed) != (config.task, config.agent, config.seed):
             raise UserError(

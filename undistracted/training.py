@@ -8,6 +8,8 @@ wait for its rows: strict alternation, slower. Nothing depends on timing either 
 
 import contextlib
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,7 +19,7 @@ from undistracted import checkpoint
 from undistracted.collector import Collector, record_videos
 from undistracted.config import Config
 from undistracted.evaluation import Evaluation, splits_of, summarise
-from undistracted.interrupt import asked_to_stop
+from undistracted.interrupt import Request, asked_to_stop
 from undistracted.learner import Learner
 from undistracted.logger import Terminal
 from undistracted.report import Report
@@ -30,12 +32,13 @@ COUNTERS = "taken", "count", "debt", "next_evaluation", "elapsed"
 
 def train(config: Config) -> dict:
     """Train as configured; the summary of the final evaluation, e.g. `train(config)["test"]["return"]`."""
-    return drive(Trainer(prepare(config)))
+    return drive(partial(Trainer, prepare(config)))
 
 
-def drive(trainer: "Trainer") -> dict:
+def drive(make: Callable[[Request], "Trainer"]) -> dict:
     """Run to the end, or until asked to stop, and leave nothing running."""
-    with asked_to_stop(trainer):
+    with asked_to_stop() as request:  # already now: JAX, interrupted where it happens to be, may not survive it
+        trainer = make(request)
         try:
             return trainer.run()
         except Diverged:
@@ -48,8 +51,8 @@ def drive(trainer: "Trainer") -> dict:
 
 
 class Trainer:
-    def __init__(self, config: Config):
-        self.config, self.path = config, Path(config.run)
+    def __init__(self, config: Config, request: Request | None = None):
+        self.config, self.path, self.request = config, Path(config.run), request or Request()
         c = config
         record_videos(c)
         envs = Environments([c.env("train", seed) for seed in range(c.seeds) for _ in range(c.envs)], c.processes)
@@ -60,7 +63,6 @@ class Trainer:
             raise
         self.collector = Collector(c, envs, self.learner)
         self.evaluation = Evaluation(c, self.learner)
-        self.stop = False
         self.taken = self.step = self.count = self.debt = 0  # steps of all seeds, of each; passes; updates owed
         self.next_evaluation, self.elapsed, self.results = 0, 0.0, None
         if c.resume:
@@ -68,6 +70,10 @@ class Trainer:
         open_directory(c, self.step, self.next_evaluation)
         self.terminal = Terminal(self._title(), c.steps)
         self.report = Report(self.path, self.terminal)
+
+    @property
+    def stop(self) -> bool:
+        return self.request.stop
 
     def make_learner(self, action_size: int) -> Learner:
         return Learner(self.config, action_size)

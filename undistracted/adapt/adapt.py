@@ -7,6 +7,7 @@ with: encodings of all that the source has seen, and pairs of both looks.
 
 import contextlib
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -24,19 +25,23 @@ from undistracted.adapt.source import FILE, FrozenEncoder, relative_distance, so
 from undistracted.agents import make_agent
 from undistracted.agents.latent import LatentAgent
 from undistracted.config import Config
-from undistracted.envs import check_task
 from undistracted.errors import UserError
 from undistracted.evaluation import summarise
+from undistracted.interrupt import Request
 from undistracted.learner import Learner
+from undistracted.presets import complete
 from undistracted.rundir import check_unused
 from undistracted.training import Trainer, drive
 
 COLLAPSED = 0.01  # of the source's spread
+# Settings of an adaptation that are its run's too; the source's where they are None.
+SHARED = ("task", "videos", "protocol", "render", "color", "updates_per_step", "envs", "prefill",
+          "eval_every", "log_every", "checkpoint_every")  # fmt: skip
 
 
 def adapt(options: AdaptConfig) -> dict:
     """Adapt as configured; the summary of the final evaluation, e.g. `adapt(options)["test"]["return"]`."""
-    return drive(Adaptation(*prepare(options)))
+    return drive(partial(Adaptation, *prepare(options)))
 
 
 def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
@@ -44,8 +49,8 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     run = options.run_dir
     changes = {"steps": options.steps, "run": str(run), "resume": options.resume}
     if options.resume:
-        checkpoint.newest(run)
         saved = AdaptConfig.load_run(run)
+        checkpoint.newest(run)
         if (Path(saved.source).resolve(), saved.task) != (Path(options.source).resolve(), options.task):
             raise UserError(f"{run} holds an adaptation of {saved.source} to {saved.task}; name the same to resume it")
         return dataclasses.replace(saved, **changes), dataclasses.replace(Config.load_run(run), **changes)
@@ -55,19 +60,21 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     checkpoint.newest(Path(options.source))
     check_unused(run)
     check(options)
-    for name in ("task", "eval_every", "log_every", "checkpoint_every", "videos", "protocol", "render", "color"):
+    for name in SHARED:
         changes |= {name: getattr(options, name)} if getattr(options, name) is not None else {}
     changes |= {"replay_size": min(options.replay_size, source.replay_size), "save_replay": True, "warm_up_updates": 0}
-    return dataclasses.replace(options, run=str(run)), dataclasses.replace(source, **changes)
+    return dataclasses.replace(options, run=str(run)), complete(dataclasses.replace(source, **changes))
 
 
 def check(options: AdaptConfig) -> None:
-    check_task(options.task)
     if options.method == "none" and not options.calibrated and not options.dynamics_kl:
         raise UserError("nothing to adapt by: choose a --method, or --calibration, or --dynamics-kl")
     for name in ("steps", "calibration", "held_out", "collect_source"):
         if getattr(options, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must not be negative")
+    for name in ("hidden", "depth", "code"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}; it must be at least 1")
 
 
 def at_it(text: str):
@@ -77,9 +84,9 @@ def at_it(text: str):
 
 
 class Adaptation(Trainer):
-    def __init__(self, options: AdaptConfig, config: Config):
+    def __init__(self, options: AdaptConfig, config: Config, request: Request | None = None):
         self.options, self.rows, self.before, self.collapsed = options, None, {}, False
-        super().__init__(config)
+        super().__init__(config, request)
         options.save(self.path)
 
     def make_learner(self, action_size: int) -> Learner:
@@ -110,9 +117,10 @@ class Adaptation(Trainer):
 
     def _gather(self, source: Path, frozen: Learner) -> None:
         """Write what adapting draws from: it is made once, and a resumed adaptation finds it again."""
-        config, encode = Config.load_run(source), FrozenEncoder(frozen)
+        config, heed = Config.load_run(source), self.request.heed
+        encode = FrozenEncoder(frozen, heed)
         with at_it("gathering pairs of both looks"):
-            gathered = gather_pairs(self.options, config, self.config, frozen)
+            gathered = gather_pairs(self.options, config, self.config, frozen, heed)
         with at_it("encoding what the source has seen"):
             arrays = {"source": source_encodings(source, config, frozen, encode, self.options.collect_source)}
         for name, pairs in (("paired", gathered.calibration), ("held_out", gathered.held_out)):

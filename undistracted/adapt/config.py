@@ -77,7 +77,13 @@ class AdaptConfig:
     lambda_lr: float = 5e-3
     """Adam's rate for lambda."""
 
-    # Replay, evaluation, logs, checkpoints
+    # Collecting, evaluation, logs, checkpoints
+    updates_per_step: float = 0.2
+    """Adaptation steps per agent step: the paper's 100 per 500, spread evenly."""
+    envs: int | None = None
+    """Environments of the new look that act at once; as many as the source's without it."""
+    prefill: int | None = None
+    """Steps of random actions where no paired trajectories begin the replay; as many as the source's without it."""
     replay_size: int = 50_000
     """Rows of the new look that are kept, at most as many as the source's replay holds."""
     eval_every: int = 10_000

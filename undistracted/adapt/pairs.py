@@ -4,6 +4,8 @@ Of every seed, pairs are (S, P, ...); the target's side of trajectories is exper
 """
 
 import zipfile
+import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import gymnasium
@@ -17,7 +19,7 @@ from undistracted.errors import UserError
 from undistracted.learner import Learner
 from undistracted.rollout import Environments, episode_seeds
 
-HELD_OUT_SHARE = 0.1  # of the pairs in a file, from its end
+HELD_OUT_SHARE, HELD_OUT_LEAST = 0.1, 2  # of the pairs in a file, from its end; one alone has no spread
 
 
 class Pairs(NamedTuple):
@@ -31,20 +33,22 @@ class Gathered(NamedTuple):
     rows: Batch | None  # (S, R, ...): the target's side of the calibration as experience
 
 
-def gather_pairs(options, source: Config, target: Config, learner: Learner) -> Gathered:
-    """As the settings of an adaptation ask for."""
+def gather_pairs(options, source: Config, target: Config, learner: Learner, heed: Callable) -> Gathered:
+    """As the settings of an adaptation ask for; `heed` is called now and then, and may end it."""
     if options.pairs:
         return Gathered(*read_pairs(options.pairs, source.seeds), None)
     count = options.calibration
     if not count + options.held_out:
         return Gathered(None, None, None)
-    trajectories = drive_pairs(source, target, learner, count + options.held_out, options.calibration_policy)
+    trajectories = drive_pairs(source, target, learner, count + options.held_out, options.calibration_policy, heed)
     calibration, held_out = join([t[:count] for t in trajectories]), join([t[count:] for t in trajectories])
     rows = calibration and calibration._replace(obs=split(calibration).target)
     return Gathered(split(calibration), split(held_out), rows)
 
 
-def drive_pairs(source: Config, target: Config, learner: Learner, count: int, policy: str) -> list[list[Batch]]:
+def drive_pairs(
+    source: Config, target: Config, learner: Learner, count: int, policy: str, heed: Callable = lambda: None
+) -> list[list[Batch]]:
     """Of each seed, `count` trajectories (T, ...) of six channels; the learner acts on what the source shows."""
     each, seeds = min(count, source.envs), source.seeds
     looks = [{"source": source.env("train", s), "target": target.env("train", s)} for s in range(seeds)]
@@ -56,6 +60,7 @@ def drive_pairs(source: Config, target: Config, learner: Learner, count: int, po
         rows = [envs.reset(episode_seeds(sequences))]
         played = np.zeros(envs.count, int)
         while played.min() * each < count:
+            heed()
             if policy == "random":
                 action = rng.uniform(-1, 1, (envs.count, envs.action_size))
             else:
@@ -107,16 +112,23 @@ def columns(rows: Batch, envs: int) -> Batch:
 def read_pairs(path: str, seeds: int) -> tuple[Pairs, Pairs]:
     """Pairs for calibration, and the last tenth for measuring, from a file; the same for every seed."""
     try:
+        if not zipfile.is_zipfile(path):  # np.load would try other formats, and advise to trust the file
+            open(path, "rb").close()
+            raise ValueError("it is no .npz")
         with np.load(path, allow_pickle=False) as file:
             pairs = Pairs(file["source"], file["target"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as e:
         raise UserError(f"cannot read pairs from '{path}': {e}; it must be an .npz with `source` and `target`") from e
     for name, frames in pairs._asdict().items():
-        if frames.dtype != np.uint8 or frames.shape[1:] != IMAGE or len(frames) != len(pairs.source) or len(frames) < 2:
+        if (
+            frames.dtype != np.uint8
+            or frames.shape[1:] != IMAGE
+            or not len(pairs.source) == len(frames) > HELD_OUT_LEAST
+        ):
             raise UserError(
-                f"`{name}` in '{path}' is {frames.dtype} {frames.shape}; it must be uint8 (N, 64, 64, 3), N >= 2 the "
+                f"`{name}` in '{path}' is {frames.dtype} {frames.shape}; it must be uint8 (N, 64, 64, 3), N >= 3 the "
                 "same for `source` and `target`"
             )
     pairs = Pairs(*(np.broadcast_to(frames, (seeds, *frames.shape)) for frames in pairs))
-    kept = len(pairs.source[0]) - max(1, round(HELD_OUT_SHARE * len(pairs.source[0])))
+    kept = len(pairs.source[0]) - max(HELD_OUT_LEAST, round(HELD_OUT_SHARE * len(pairs.source[0])))
     return Pairs(*(x[:, :kept] for x in pairs)), Pairs(*(x[:, kept:] for x in pairs))

@@ -1,5 +1,6 @@
 """The source as adaptation sees it: encodings by the frozen encoder, made once and kept in half precision."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -20,10 +21,13 @@ FILE = "adaptation.safetensors"  # of an adapted run: encodings of the source, a
 
 
 class FrozenEncoder:
-    """A learner's encoder as it is now: frames (S, N, 64, 64, 3) to encodings (S, N, x), in half precision."""
+    """A learner's encoder as it is now: frames (S, N, 64, 64, 3) to encodings (S, N, x), in half precision.
 
-    def __init__(self, learner: Learner):
-        self.encoder = learner.policy_copy().model.encoder
+    `heed` is called now and then, and may end it.
+    """
+
+    def __init__(self, learner: Learner, heed: Callable = lambda: None):
+        self.encoder, self.heed = learner.policy_copy().model.encoder, heed
 
         def encode_one(encoder, frames):
             return encoder(frames).astype(jnp.float16)
@@ -34,6 +38,7 @@ class FrozenEncoder:
     def __call__(self, frames: np.ndarray) -> np.ndarray:
         slabs = []
         for start in range(0, frames.shape[1], SLAB):
+            self.heed()
             slab = np.asarray(frames[:, start : start + SLAB])
             padding = [(0, 0), (0, SLAB - slab.shape[1])] + [(0, 0)] * 3  # one size, compiled once
             slabs.append(np.asarray(self._encode(self.encoder, np.pad(slab, padding)))[:, : slab.shape[1]])
@@ -49,13 +54,13 @@ def source_encodings(run: Path, config: Config, learner: Learner, encode: Frozen
         return collected(config, learner, encode, collect)
     if (run / FILE).exists():
         return load_file(run / FILE)["source"]
-    counters = checkpoint.counters_of(run)
-    if counters["rows"] is None:
-        raise UserError(
-            f"{run} was saved without its replay (--no-save-replay); let its policy collect one: --collect-source 50000"
-        )
-    _, end = counters["rows"]
+    _, end = checkpoint.counters_of(run)["rows"] or (0, 0)
     files = [path for _, stop, path in checkpoint.chunks(run / "checkpoints" / "replay") if stop <= end]
+    if not files:
+        raise UserError(
+            f"{run} was saved without its replay (--no-save-replay), or it was removed; let its policy collect one: "
+            "--collect-source 50000"
+        )
     frames = (load_file(path)["obs"] for path in files)  # (S, K, E, ...), one file in memory at a time
     return np.concatenate([encode(x.reshape(len(x), -1, *x.shape[3:])) for x in frames], 1)
 

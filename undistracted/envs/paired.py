@@ -36,7 +36,8 @@ class PairedEnv(gymnasium.Env):
         if ours[1:4] != theirs[1:4]:
             raise UserError(
                 f"the two looks are not of one state: their rewards or ends differ ({ours[1:4]} and {theirs[1:4]}); "
-                "pair looks of one task, or give pairs recorded elsewhere by --pairs FILE.npz"
+                "pair looks of one task, give pairs recorded elsewhere by --pairs FILE.npz, or do without any by "
+                "--calibration 0 --held-out 0"
             )
         return np.concatenate([ours[0], theirs[0]], -1), *ours[1:]
 
