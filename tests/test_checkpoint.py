@@ -224,6 +224,23 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, full):
     assert_same(jax.device_get((again.state, again.replay)), jax.device_get((learner.state, learner.replay)))
 
 
+@pytest.mark.parametrize("lost", [0, 1, -1], ids=["all", "one between", "the last"])
+def test_a_replay_that_is_not_whole_is_told(tmp_path, monkeypatch, lost):
+    monkeypatch.setattr(checkpoint, "CHUNK", 8)
+    config = complete(preset_config(COUNTING, "debug", replay_size=80, run=str(tmp_path)))
+    learner, envs = Learner(config, 6), Environments([config.env("train")] * 2, processes=False)
+    for row in [envs.reset([1, 2]), *(step(envs) for _ in range(29))]:
+        learner.add(jax.tree.map(lambda x: x[None], row))
+    checkpoint.save(tmp_path, learner, 100, {}, replay=True)
+    files = [path for *_, path in checkpoint.chunks(tmp_path / "checkpoints" / "replay")]
+    assert len(files) > 2
+    checkpoint.load(tmp_path, Learner(config, 6))
+    for path in files[lost:][:1] if lost else files:
+        path.unlink()
+    with pytest.raises(UserError, match="files are missing"):
+        checkpoint.load(tmp_path, Learner(config, 6))
+
+
 def step(envs) -> Batch:
     envs.send(np.zeros((2, 6)))
     return envs.receive()[0]

@@ -79,7 +79,7 @@ def test_the_papers_story(optimised):
 
     skewed, rescued = "skewed calibration", "skewed calibration + dynamics"
     support = {added: error("support", added) for added in ("calibration", skewed, rescued)}
-    distribution = {added: error("distribution", added) for added in ("calibration", rescued)}
+    distribution = {added: error("distribution", added) for added in ADDED}
     assert support["calibration"] < 0.35 and support[rescued] < 0.35, support
     assert support[skewed] > 0.7, support
-    assert distribution["calibration"] > 0.5 and distribution[rescued] > 0.7, distribution
+    assert distribution.pop("calibration") > 0.5 and min(distribution.values()) > 0.7, distribution

@@ -87,6 +87,8 @@ def load(run: Path, learner: Learner) -> dict:
             first = start
             learner.replay = learner.replay._replace(written=learner.replay.written + start)
         learner.replay = extend(learner.replay, Batch(**load_file(path)))
+    if int(learner.replay.written[0]) != end:
+        raise UserError(f"files are missing in {run / 'checkpoints' / 'replay'}, so it cannot be resumed")
     if learner.replay.priority is not None:
         priority = load_file(run / "checkpoints" / f"{newest(run):09d}" / "priority.safetensors")["priority"]
         learner.replay = learner.replay._replace(priority=learner.home.put(priority))
