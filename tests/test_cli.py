@@ -32,6 +32,8 @@ MISTAKES = {
     "another": (["train", "dmc/walker-run", "--resume", "--run", "occupied"], "occupied holds repo on dmc/walker-walk"),
     "no run": (["evaluate", "empty"], "empty is not a run directory"),
     "untrained": (["evaluate", "untrained"], "no checkpoint in untrained"),
+    "cut short": (["evaluate", "cut"], "config.json is damaged"),
+    "another version": (["evaluate", "other"], "does not hold this version's settings"),
     "split": (["evaluate", "occupied", "--split", "mine"], "mine"),
     "episodes": (["evaluate", "occupied", "--episodes", "0"], "--episodes is 0"),
     "surplus": (["tasks", "all"], "takes no arguments"),
@@ -47,6 +49,12 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / run).mkdir()
         settings = {"task": "dmc/walker-walk", "channels": [4, 4, 4, 4]}
         (tmp_path / run / "config.json").write_text(json.dumps(settings))
+    for run, text in (
+        ("cut", '{"task": "dmc/walker'),
+        ("other", '{"task": "dmc/walker-walk", "channels": [4], "gone": 1}'),
+    ):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "config.json").write_text(text)
     whole = tmp_path / "occupied" / "checkpoints" / "000000100"
     whole.mkdir(parents=True)
     (whole / "counters.json").write_text("{}")

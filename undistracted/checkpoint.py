@@ -16,12 +16,13 @@ from pathlib import Path
 import jax
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from undistracted import replay as ring
 from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.errors import UserError
+from undistracted.files import read_arrays, read_json
 from undistracted.learner import Learner
 
 CHUNK = 1_000  # rows per read from the device: bounds the host memory that loading needs
@@ -86,11 +87,11 @@ def load(run: Path, learner: Learner) -> dict:
         if first is None:
             first = start
             learner.replay = learner.replay._replace(written=learner.replay.written + start)
-        learner.replay = extend(learner.replay, Batch(**load_file(path)))
+        learner.replay = extend(learner.replay, Batch(**read_arrays(path)))
     if int(learner.replay.written[0]) != end:
         raise UserError(f"files are missing in {run / 'checkpoints' / 'replay'}, so it cannot be resumed")
     if learner.replay.priority is not None:
-        priority = load_file(run / "checkpoints" / f"{newest(run):09d}" / "priority.safetensors")["priority"]
+        priority = read_arrays(run / "checkpoints" / f"{newest(run):09d}" / "priority.safetensors")["priority"]
         learner.replay = learner.replay._replace(priority=learner.home.put(priority))
     return counters
 
@@ -98,7 +99,7 @@ def load(run: Path, learner: Learner) -> dict:
 def load_state(run: Path, learner: Learner) -> dict:
     """Parameters, moments and counters of the newest checkpoint."""
     folder = run / "checkpoints" / f"{newest(run):09d}"
-    arrays, template = load_file(folder / "state.safetensors"), named(learner.state)
+    arrays, template = read_arrays(folder / "state.safetensors"), named(learner.state)
     # An adapted run also keeps what only adapting needs.
     arrays = {name: x for name, x in arrays.items() if name in template or not name.startswith(".players")}
     if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in template.items()}:
@@ -120,7 +121,7 @@ def load_learner(run: Path, config: Config) -> tuple[Learner, int]:
 
 def counters_of(run: Path) -> dict:
     """What the newest checkpoint keeps beside arrays."""
-    return json.loads((run / "checkpoints" / f"{newest(run):09d}" / "counters.json").read_text())
+    return read_json(run / "checkpoints" / f"{newest(run):09d}" / "counters.json")
 
 
 def named(tree) -> dict:

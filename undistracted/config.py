@@ -13,7 +13,7 @@ import tyro
 
 from undistracted.agents import settings
 from undistracted.errors import UserError
-from undistracted.files import write_whole
+from undistracted.files import read_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,13 @@ class Config:
         path = run / "config.json"
         if not path.exists():
             raise UserError(f"{run} is not a run directory: it holds no config.json")
-        saved = json.loads(path.read_text())
-        own = {
-            f.name: type(f.default)(**saved.get(f.name, {}))
-            for f in dataclasses.fields(Config)
-            if is_dataclass(f.default)
-        }
-        return Config(**saved | own | {"channels": tuple(saved["channels"])})
+        saved = read_json(path)
+        try:
+            own = {
+                f.name: type(f.default)(**saved.get(f.name, {}))
+                for f in dataclasses.fields(Config)
+                if is_dataclass(f.default)
+            }
+            return Config(**saved | own | {"channels": tuple(saved["channels"])})
+        except (KeyError, TypeError, AttributeError) as e:
+            raise UserError(f"{path} does not hold this version's settings: {e}") from None

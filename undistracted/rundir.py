@@ -1,13 +1,13 @@
 """A run's directory: begun once, and from then on resumed."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
 from undistracted import checkpoint
 from undistracted.config import Config
 from undistracted.errors import UserError
+from undistracted.files import read_json
 from undistracted.logger import drop_later
 from undistracted.presets import complete
 
@@ -18,7 +18,7 @@ def prepare(config: Config) -> Config:
     if config.resume:
         checkpoint.newest(run)
         if (run / "adapt.json").exists():  # training would move all but the encoder, too
-            source, task = (json.loads((run / "adapt.json").read_text())[name] for name in ("source", "task"))
+            source, task = (read_json(run / "adapt.json")[name] for name in ("source", "task"))
             raise UserError(
                 f"{run} holds an adaptation; go on with undistracted adapt {source} --task {task} --run {run} --resume"
             )

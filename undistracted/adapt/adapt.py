@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from rich.console import Console
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from undistracted import checkpoint
 from undistracted import replay as ring
@@ -27,6 +27,7 @@ from undistracted.agents.latent import LatentAgent
 from undistracted.config import Config
 from undistracted.errors import UserError
 from undistracted.evaluation import summarise
+from undistracted.files import read_arrays
 from undistracted.interrupt import Request
 from undistracted.learner import Learner
 from undistracted.presets import complete
@@ -100,7 +101,7 @@ class Adaptation(Trainer):
                     "adapt it to a look of its own task"
                 )
             self._gather(source, frozen)
-        arrays = load_file(self.path / FILE)
+        arrays = read_arrays(self.path / FILE)
         data = Data(*(arrays.get(name) for name in Data._fields))
         agent = AdaptingAgent(make_agent(c, action_size), o)
         learner = Learner(c, action_size, agent=agent, data=(data,))

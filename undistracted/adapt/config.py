@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import tyro
 
 from undistracted.errors import UserError
-from undistracted.files import write_whole
+from undistracted.files import read_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class AdaptConfig:
         path = run / "adapt.json"
         if not path.exists():
             raise UserError(f"{run} is not an adapted run: it holds no adapt.json")
-        return AdaptConfig(**json.loads(path.read_text()))
+        return AdaptConfig(**read_json(path))
 
 
 class Variant(NamedTuple):

@@ -6,13 +6,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import load_file
 
 from undistracted import checkpoint
 from undistracted.adapt.align import spread
 from undistracted.config import Config
 from undistracted.data import by_seed
 from undistracted.errors import UserError
+from undistracted.files import read_arrays
 from undistracted.learner import Learner
 from undistracted.rollout import Environments, episode_seeds
 
@@ -53,7 +53,7 @@ def source_encodings(run: Path, config: Config, learner: Learner, encode: Frozen
     if collect:
         return collected(config, learner, encode, collect)
     if (run / FILE).exists():
-        return load_file(run / FILE)["source"]
+        return read_arrays(run / FILE)["source"]
     _, end = checkpoint.counters_of(run)["rows"] or (0, 0)
     files = [path for _, stop, path in checkpoint.chunks(run / "checkpoints" / "replay") if stop <= end]
     if not files:
@@ -61,7 +61,7 @@ def source_encodings(run: Path, config: Config, learner: Learner, encode: Frozen
             f"{run} was saved without its replay (--no-save-replay), or it was removed; let its policy collect one: "
             "--collect-source 50000"
         )
-    frames = (load_file(path)["obs"] for path in files)  # (S, K, E, ...), one file in memory at a time
+    frames = (read_arrays(path)["obs"] for path in files)  # (S, K, E, ...), one file in memory at a time
     return np.concatenate([encode(x.reshape(len(x), -1, *x.shape[3:])) for x in frames], 1)
 
 
