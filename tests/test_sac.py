@@ -8,7 +8,7 @@ import pytest
 from conftest import ACTION_SIZE
 
 from undistracted.agents import make_agent
-from undistracted.agents.sac import target_value
+from undistracted.agents.sac import SAC, target_value
 from undistracted.data import Batch
 from undistracted.dists import squash
 from undistracted.replay import stack
@@ -76,6 +76,23 @@ def test_each_step_trains_its_own_parts(sac, start, rows, key, step, parts):
     after = done if step == "update_actor" else done[0]
     assert moved(start, after) == parts
     assert not same(start.policy.actor.projection, after.policy.actor.projection) or "actor" not in parts
+
+
+class Following(eqx.Module):
+    """An auxiliary that asks of nothing but the next latent."""
+
+    weight: jax.Array
+
+    def losses(self, z, next_z, action, reward, key):
+        return {"following": (self.weight * next_z).mean(-1)}, {}
+
+
+def test_the_next_latent_is_held_still(tiny, rows, key):
+    """What is asked of it trains the auxiliary; an encoder that felt it would make itself easy to foretell."""
+    sac = SAC(lambda config, action_size, key: Following(jnp.ones(config.sac.latent)), tiny(agent="dbc"), ACTION_SIZE)
+    before = jax.jit(sac.init)(jax.random.key(0))
+    after, _ = jax.jit(sac.update_auxiliary)(before, stack(rows, 3), key)
+    assert moved(before, after) == {"auxiliary"}
 
 
 def test_actor_temperature_and_copies_move_every_other_update(start, rows, updated, key):
