@@ -30,7 +30,7 @@ def test_acting_remembers_its_plan_within_an_episode_and_is_clipped(told, told_s
     noisy = np.stack(
         [act(early, after, told_windows.rows.obs[1], jnp.zeros(4, bool), k)[0] for k in jax.random.split(key, 9)]
     )
-    assert np.abs(noisy).max() == 1 and noisy.std(0).min() > 0.2
+    assert np.abs(noisy).max() == 1 and noisy.std(0).mean() > 0.2  # less where the plan is at a bound
 
 
 def test_an_update_moves_what_it_should_and_weighs_the_windows(told, told_state, told_windows, key):
