@@ -135,6 +135,16 @@ def test_critic_regresses_the_reward_and_the_soft_value_of_what_follows(sac, sta
     np.testing.assert_allclose(metrics["critic_loss"], ((q[0] - target) ** 2 + (q[1] - target) ** 2).mean(), rtol=1e-4)
 
 
+def test_actor_climbs_the_smaller_value_and_its_entropy(sac, start, rows, key):
+    obs, (convs, actor) = stack(rows, 3).obs[0], start.policy
+    seen, alpha = convs(obs), jnp.exp(start.log_alpha)
+    action, log_prob = squash(actor(seen), jax.random.normal(key, (len(obs), ACTION_SIZE)))
+    q = start.critic(start.critic.projection(seen), action)
+    watched = jax.jit(sac.update_actor)(start, obs, key).watched
+    assert float(watched["actor_loss"]) == pytest.approx(float((alpha * log_prob - q.min(0)).mean()), rel=1e-4)
+    assert float(watched["policy_entropy"]) == pytest.approx(-float(log_prob.mean()), rel=1e-4)
+
+
 @pytest.mark.parametrize(("raw_std", "sign"), [(3.0, -1), (-3.0, 1)])
 def test_temperature_falls_where_the_entropy_is_above_its_target_and_rises_below(sac, start, rows, key, raw_std, sign):
     bias = jnp.repeat(jnp.array([0.0, raw_std]), ACTION_SIZE) * 0.5
