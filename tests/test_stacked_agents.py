@@ -152,6 +152,23 @@ def test_settings_that_fit_no_agent_are_told(tiny, agent, settings, words):
         jax.eval_shape(make_agent(tiny(agent=agent, **settings), ACTION_SIZE).init, jax.random.key(0))
 
 
+def test_published_settings_by_domain(monkeypatch):
+    """Told by the task of the command line too, whose own flags count for more."""
+    trained = []
+    monkeypatch.setattr("undistracted.training.train", trained.append)
+    for task, latent, rounds, batch in (
+        ("humanoid-walk", 100, 12, 256),
+        ("dog-run", 100, 8, 7),
+        ("cup-catch", 50, 6, 256),
+    ):
+        given = ["--batch", "7"] if batch == 7 else []
+        assert main(["train", f"dmc/{task}", "--agent", "tdmpc", "--preset", "original", *given]) == 0
+        config = trained.pop()
+        assert (config.tdmpc.latent, config.tdmpc.rounds, config.batch) == (latent, rounds, batch)
+    assert preset_config("dmc/dog-run", "original", "tdmpc").batch == 2048
+    assert preset_config("dmc/dog-run", "paper", "tdmpc").batch == 256
+
+
 def bar(x) -> np.ndarray:
     """Pictures of a bright bar at x, from -1 to 1."""
     bright = np.abs(np.arange(64) - (32 + 28 * x[..., None])) < 6

@@ -82,8 +82,9 @@ BOUNDS = [
 
 def preset_config(task: str, preset: str = "auto", agent: str = "repo", **overrides) -> Config:
     """The settings of a preset, with overrides: `preset_config("distracted/walker-walk", "small", steps=1000)`."""
-    name = resolve_preset(preset)
-    settings = PRESETS[name] | agent_entry(agent).presets.get(name, {}) | overrides
+    name, entry = resolve_preset(preset), agent_entry(agent)
+    by_domain = entry.domains.get(domain(task), {}) if name == "original" and isinstance(task, str) else {}
+    settings = PRESETS[name] | entry.presets.get(name, {}) | by_domain | overrides
     return dataclasses.replace(Config(task, agent=agent, preset=preset), **settings)
 
 

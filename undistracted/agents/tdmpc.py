@@ -56,6 +56,10 @@ PRESETS = {
         length=8, horizon=5, tdmpc=settings.TDMPC(latent=8, samples=16, proposals=4, elites=4, rounds=2, schedule=100)
     ),
 }
+DOMAINS = {
+    "humanoid": dict(tdmpc=settings.TDMPC(latent=100, rounds=12)),
+    "dog": dict(tdmpc=settings.TDMPC(latent=100, rounds=8), batch=2048),
+}
 
 
 class Policy(NamedTuple):
