@@ -19,17 +19,19 @@ KEYS = [
     "paper_run_minutes",
     "paper_run_minutes_4_seeds",
     "compile_s",
-    "adapt_step_ms",
-    "adapt_run_minutes",
 ]
+ADAPTATION = ["adapt_step_ms", "adapt_run_minutes"]
 
 
-def test_bench_reports_every_rate_as_json(capsys):
-    assert main(["bench", "--preset", "debug", "--updates", "2", "--json"]) == 0
+@pytest.mark.parametrize(("agent", "keys"), [("repo", KEYS + ADAPTATION), ("dbc", KEYS)])
+def test_bench_reports_every_rate_as_json(capsys, agent, keys):
+    """Of an agent without a world model, which cannot be adapted, too."""
+    task = ["--task", "gym/toy:Steady-v0"] if agent == "dbc" else []
+    assert main(["bench", "--agent", agent, *task, "--preset", "debug", "--updates", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["agent"], result["preset"]) == ("repo", "debug") and "cores" in result["machine"]
-    assert result.keys() == {"machine", "agent", "preset", "peak_memory_gb", *KEYS}
-    assert all(result[key] > 0 for key in KEYS)
+    assert (result["agent"], result["preset"]) == (agent, "debug") and "cores" in result["machine"]
+    assert result.keys() == {"machine", "agent", "preset", "peak_memory_gb", *keys}
+    assert all(result[key] > 0 for key in keys)
     assert result["paper_run_minutes"] * result["end_to_end_steps_per_s"] * 60 / 500_000 == pytest.approx(1)
 
 

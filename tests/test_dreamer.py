@@ -121,6 +121,7 @@ def test_published_settings(tiny):
     assert [layer.weight.shape[1] for layer in sizes.policy.actor.mlp.layers] == [400, 400, 400, 400, 12]
     assert count(sizes.policy.model.rssm) == 557_920
     expected = dict(model_lr=6e-4, actor_lr=8e-5, adam_eps=1e-7, exploration=0.3, entropy_bonus=0.0, image_std=2.0)
+    expected |= dict(prefill=2_500, warm_up_updates=100, steps=2_500_000, replay_size=2_500_000)
     assert {name: getattr(original, name) for name in expected} == expected
     assert original.free_nats_of_mean and original.discount_weights
 

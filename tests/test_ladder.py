@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from ladder import LENGTH, VALUE, Climber
@@ -64,6 +65,15 @@ def test_no_agent_is_left_below():
 def agent(request, optimised):
     reading = AGENTS[request.param]
     return reading, Climber(request.param, **reading.settings)
+
+
+def test_no_two_layers_begin_alike(agent):
+    """Twins that do, as a pair of critics, are one for ever: both are shown the same."""
+    state = agent[1].fresh[0]
+    parts = [getattr(state, name) for name in ("policy", "critic", "auxiliary") if hasattr(state, name)]
+    weights = [np.asarray(x) for x in jax.tree.leaves(parts) if x.ndim > 2 and np.asarray(x).any()]
+    for i, one in enumerate(weights):
+        assert not any(np.array_equal(one, other) for other in weights[:i]), one.shape
 
 
 def test_constant_reward_has_the_value_of_its_series(agent):

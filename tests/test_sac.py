@@ -8,7 +8,7 @@ import pytest
 from conftest import ACTION_SIZE
 
 from undistracted.agents import make_agent
-from undistracted.agents.sac import target_value
+from undistracted.agents.sac import SAC, target_value
 from undistracted.data import Batch
 from undistracted.dists import squash
 from undistracted.replay import stack
@@ -78,6 +78,23 @@ def test_each_step_trains_its_own_parts(sac, start, rows, key, step, parts):
     assert not same(start.policy.actor.projection, after.policy.actor.projection) or "actor" not in parts
 
 
+class Following(eqx.Module):
+    """An auxiliary that asks of nothing but the next latent."""
+
+    weight: jax.Array
+
+    def losses(self, z, next_z, action, reward, key):
+        return {"following": (self.weight * next_z).mean(-1)}, {}
+
+
+def test_the_next_latent_is_held_still(tiny, rows, key):
+    """What is asked of it trains the auxiliary; an encoder that felt it would make itself easy to foretell."""
+    sac = SAC(lambda config, action_size, key: Following(jnp.ones(config.sac.latent)), tiny(agent="dbc"), ACTION_SIZE)
+    before = jax.jit(sac.init)(jax.random.key(0))
+    after, _ = jax.jit(sac.update_auxiliary)(before, stack(rows, 3), key)
+    assert moved(before, after) == {"auxiliary"}
+
+
 def test_actor_temperature_and_copies_move_every_other_update(start, rows, updated, key):
     first, metrics = updated(start, rows, key)
     second, held = updated(first, rows, jax.random.fold_in(key, 1))
@@ -116,6 +133,16 @@ def test_critic_regresses_the_reward_and_the_soft_value_of_what_follows(sac, sta
     assert float(jnp.abs(value).min()) > 0.01
     np.testing.assert_allclose(metrics["target_value"], target.mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["critic_loss"], ((q[0] - target) ** 2 + (q[1] - target) ** 2).mean(), rtol=1e-4)
+
+
+def test_actor_climbs_the_smaller_value_and_its_entropy(sac, start, rows, key):
+    obs, (convs, actor) = stack(rows, 3).obs[0], start.policy
+    seen, alpha = convs(obs), jnp.exp(start.log_alpha)
+    action, log_prob = squash(actor(seen), jax.random.normal(key, (len(obs), ACTION_SIZE)))
+    q = start.critic(start.critic.projection(seen), action)
+    watched = jax.jit(sac.update_actor)(start, obs, key).watched
+    assert float(watched["actor_loss"]) == pytest.approx(float((alpha * log_prob - q.min(0)).mean()), rel=1e-4)
+    assert float(watched["policy_entropy"]) == pytest.approx(-float(log_prob.mean()), rel=1e-4)
 
 
 @pytest.mark.parametrize(("raw_std", "sign"), [(3.0, -1), (-3.0, 1)])

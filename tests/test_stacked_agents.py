@@ -13,7 +13,9 @@ from toy import COUNTING, STEADY, follow, read
 import undistracted
 from undistracted.__main__ import main
 from undistracted.agents import make_agent
+from undistracted.agents.settings import TDMPC
 from undistracted.data import Batch
+from undistracted.errors import UserError
 from undistracted.learner import Learner
 from undistracted.presets import complete, preset_config
 from undistracted.replay import stack
@@ -135,6 +137,36 @@ def test_every_preset_has_an_agent(agent, preset):
     assert {"paper": 1.0, "original": 1.0, "small": 0.5, "debug": 0.05}[preset] == config.updates_per_step
     if agent == "dbc":
         assert len(state.auxiliary.transition.members) == (5 if preset == "original" else 1)
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "words"),
+    [
+        ("repo", dict(horizon=1), "--horizon 2 or more"),
+        ("dbc", dict(channels=(4,) * 5), "at most 4"),
+        ("tdmpc", dict(tdmpc=TDMPC(samples=8, proposals=2, elites=11)), "11 are more than 8 samples and 2 proposals"),
+    ],
+)
+def test_settings_that_fit_no_agent_are_told(tiny, agent, settings, words):
+    with pytest.raises(UserError, match=words):
+        jax.eval_shape(make_agent(tiny(agent=agent, **settings), ACTION_SIZE).init, jax.random.key(0))
+
+
+def test_published_settings_by_domain(monkeypatch):
+    """Told by the task of the command line too, whose own flags count for more."""
+    trained = []
+    monkeypatch.setattr("undistracted.training.train", trained.append)
+    for task, latent, rounds, batch in (
+        ("humanoid-walk", 100, 12, 256),
+        ("dog-run", 100, 8, 7),
+        ("cup-catch", 50, 6, 256),
+    ):
+        given = ["--batch", "7"] if batch == 7 else []
+        assert main(["train", f"dmc/{task}", "--agent", "tdmpc", "--preset", "original", *given]) == 0
+        config = trained.pop()
+        assert (config.tdmpc.latent, config.tdmpc.rounds, config.batch) == (latent, rounds, batch)
+    assert preset_config("dmc/dog-run", "original", "tdmpc").batch == 2048
+    assert preset_config("dmc/dog-run", "paper", "tdmpc").batch == 256
 
 
 def bar(x) -> np.ndarray:

@@ -40,9 +40,10 @@ def run_train(args: list[str]) -> None:
     from undistracted.config import Config
     from undistracted.presets import preset_config
 
-    # Agent and preset decide the other defaults, which --help then shows.
+    # Agent and preset decide the other defaults, which --help then shows; and, for some, the task does.
     agent, preset = value_of(args, "--agent") or "repo", value_of(args, "--preset") or "auto"
     config = parse(Config, args, "train", preset_config(tyro.MISSING, preset, agent))
+    config = parse(Config, args, "train", preset_config(config.task, preset, agent))
     from undistracted.checkpoint import newest
     from undistracted.training import train
 

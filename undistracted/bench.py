@@ -13,6 +13,7 @@ import numpy as np
 from undistracted.adapt.agent import AdaptingAgent, Data
 from undistracted.adapt.config import preset_adapt
 from undistracted.agents import AGENTS, make_agent
+from undistracted.agents.latent import LatentAgent
 from undistracted.config import Config
 from undistracted.data import IMAGE
 from undistracted.learner import Learner
@@ -59,7 +60,8 @@ def bench(options: BenchConfig) -> dict:
     several = measure(config(seeds=SEEDS), options.updates)
     result[f"update_ms_per_seed_{SEEDS}"] = several["update_ms"] / SEEDS
     result[f"paper_run_minutes_{SEEDS}_seeds"] = several["paper_run_minutes"]
-    result |= measure_adaptation(config(), options.updates)
+    if isinstance(make_agent(config(), ACTIONS), LatentAgent):  # others cannot be adapted
+        result |= measure_adaptation(config(), options.updates)
     with environments(config(envs=1)) as envs:
         result["env_steps_per_s_1_process"] = environment_rate(envs)
     stats = jax.devices()[0].memory_stats() or {}

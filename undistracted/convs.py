@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
 from undistracted.encoder import encode, scaled
+from undistracted.errors import UserError
 from undistracted.nets import DTYPES, Linear
 
 GAIN = 2**0.5  # of weights before a ReLU
@@ -46,6 +47,8 @@ class Convs(eqx.Module):
     def __init__(self, config, frames: int, windows, weights, key):
         """`windows` are (kernel, stride); `weights(key, kernel, inputs, outputs)` makes those of a layer."""
         c, n = config, len(config.channels)
+        if n > len(windows):
+            raise UserError(f"--channels names {n} convolutions; this agent's encoder has at most {len(windows)}")
         sizes = [3 * frames, *c.channels]
         self.convs = tuple(Conv(*window, bool(c.native_conv)) for window in windows[:n])
         self.shrink, self.layers = c.shrink, []

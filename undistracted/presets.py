@@ -1,6 +1,7 @@
 """Presets of settings, the paper's table of hyper-parameters, and the settings that depend on task or machine."""
 
 import dataclasses
+from operator import attrgetter
 
 from undistracted.agents import AGENTS, Entry
 from undistracted.config import Config
@@ -67,11 +68,23 @@ PRESETS: dict[str, dict] = {
     ),
 }
 
+NOT_NEGATIVE = "steps prefill updates_per_step tia.inner_steps denoised.y_belief denoised.y_state"
+NOT_NEGATIVE += " tdmpc.samples tdmpc.proposals tdmpc.schedule tdmpc.shift"
+POSITIVE = "seeds envs batch length horizon start_every eval_every eval_episodes eval_envs log_every checkpoint_every"
+POSITIVE += " belief state hidden sac.frames sac.latent sac.actor_every sac.target_every sac.model_hidden"
+POSITIVE += " tdmpc.frames tdmpc.latent tdmpc.elites tdmpc.rounds tdmpc.target_every tdmpc.plan_every"
+BOUNDS = [
+    (lambda x: x >= 0, NOT_NEGATIVE.split(), "not be negative"),
+    (lambda x: x >= 1, POSITIVE.split(), "be at least 1"),
+    (lambda x: x > 0, ["image_std", "actor_std", "sac.alpha0"], "be above 0"),
+]
+
 
 def preset_config(task: str, preset: str = "auto", agent: str = "repo", **overrides) -> Config:
     """The settings of a preset, with overrides: `preset_config("distracted/walker-walk", "small", steps=1000)`."""
-    name = resolve_preset(preset)
-    settings = PRESETS[name] | agent_entry(agent).presets.get(name, {}) | overrides
+    name, entry = resolve_preset(preset), agent_entry(agent)
+    by_domain = entry.domains.get(domain(task), {}) if name == "original" and isinstance(task, str) else {}
+    settings = PRESETS[name] | entry.presets.get(name, {}) | by_domain | overrides
     return dataclasses.replace(Config(task, agent=agent, preset=preset), **settings)
 
 
@@ -97,25 +110,11 @@ def complete(config: Config) -> Config:
     """Check the settings and fill in those that depend on task or machine."""
     check_task(config.task)
     agent_entry(config.agent)
-    for name in ("steps", "prefill", "updates_per_step"):
-        if getattr(config, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(config, name)}; it must not be negative")
-    positive = [
-        "seeds",
-        "envs",
-        "batch",
-        "length",
-        "horizon",
-        "start_every",
-        "eval_every",
-        "eval_episodes",
-        "eval_envs",
-        "log_every",
-        "checkpoint_every",
-    ]
-    for name in positive:
-        if getattr(config, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(config, name)}; it must be at least 1")
+    for fits, names, text in BOUNDS:
+        for name in names:
+            value = attrgetter(name)(config)
+            if value is not None and not fits(value):
+                raise UserError(f"--{name.replace('_', '-')} is {value}; it must {text}")
     if config.prefill // config.envs < config.length:
         need = config.length * config.envs
         raise UserError(

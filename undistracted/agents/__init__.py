@@ -19,6 +19,7 @@ from undistracted.agents.latent import LatentAgent
 from undistracted.agents.repo import RePo
 from undistracted.agents.sac import PRESETS as SAC_PRESETS
 from undistracted.agents.sac import SAC
+from undistracted.agents.tdmpc import DOMAINS as TDMPC_DOMAINS
 from undistracted.agents.tdmpc import PRESETS as TDMPC_PRESETS
 from undistracted.agents.tdmpc import TDMPC
 from undistracted.agents.tia import TIA
@@ -28,9 +29,10 @@ class Entry(NamedTuple):
     about: str
     make: Callable  # (config, action size) -> agent
     presets: dict[str, dict] = {}  # settings by preset where the method's differ from `presets.py`
+    domains: dict[str, dict] = {}  # of the preset `original`, where it was published with some by domain
 
 
-# Dreamer's published settings, which TIA and Denoised MDP took over.
+# Dreamer's published settings, which TIA and Denoised MDP took over; their runs are of as many steps as RePo's.
 DREAMER = dict(
     width=400,
     reward_depth=2,
@@ -44,6 +46,7 @@ DREAMER = dict(
     discount_weights=True,
     exploration=0.3,
     prefill=2_500,
+    warm_up_updates=100,
 )
 
 
@@ -60,7 +63,7 @@ AGENTS = {
     "dreamer": Entry(
         "Dreamer: tell the whole picture and the reward from the latents",
         partial(LatentAgent, Dreamer),
-        {"original": DREAMER},
+        {"original": DREAMER | dict(steps=2_500_000, replay_size=2_500_000)},
     ),
     "tia": Entry(
         "TIA: two streams tell the picture together, one of which must not know the reward",
@@ -74,7 +77,7 @@ AGENTS = {
         partial(LatentAgent, DenoisedMDP),
         {
             "original": DREAMER
-            | dict(belief=120, state=20, hidden=120, free_nats_of_mean=False)
+            | dict(belief=120, state=20, hidden=120, free_nats_of_mean=False, warm_up_updates=0)
             | dict(denoised=settings.Denoised(linear=True, relu=True))
         },
     ),
@@ -82,6 +85,7 @@ AGENTS = {
         "TD-MPC: plans by MPPI in a latent model that is learned from rewards and values",
         TDMPC,
         TDMPC_PRESETS,
+        TDMPC_DOMAINS,
     ),
     "deepmdp": Entry(
         "DeepMDP: soft actor-critic whose latents also foretell the reward and the next latent",

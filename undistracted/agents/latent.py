@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from undistracted.behaviour import Actor, behaviour_losses, dream
 from undistracted.data import Batch, flatten_rows
+from undistracted.errors import UserError
 from undistracted.nets import Scalar
 from undistracted.optim import adam, apply
 from undistracted.replay import Replay, sequences
@@ -46,6 +47,8 @@ class Carry(NamedTuple):
 class LatentAgent:
     def __init__(self, world_model, config, action_size: int):
         self.world_model, self.config, self.action_size = world_model, config, action_size
+        if config.horizon - config.official_horizon < 2:
+            raise UserError(f"--horizon {config.horizon} leaves no return to imagine; use --horizon 2 or more")
         self.optimisers = {
             "model": world_model.optimiser(config),
             "actor": adam(config.actor_lr, config.clip, config.adam_eps),

@@ -18,6 +18,7 @@ from undistracted.agents.latent import gradient, reduce_losses
 from undistracted.agents.told import Model, Pi, Slow, plan_value, policy_loss, proposals, told_losses
 from undistracted.augment import random_shift
 from undistracted.data import IMAGE, where_rows
+from undistracted.errors import UserError
 from undistracted.optim import adam, apply, follow
 from undistracted.planning import Plan, draw, linear, mppi, warm_start
 from undistracted.priorities import Windows, windows
@@ -55,6 +56,10 @@ PRESETS = {
         length=8, horizon=5, tdmpc=settings.TDMPC(latent=8, samples=16, proposals=4, elites=4, rounds=2, schedule=100)
     ),
 }
+DOMAINS = {
+    "humanoid": dict(tdmpc=settings.TDMPC(latent=100, rounds=12)),
+    "dog": dict(tdmpc=settings.TDMPC(latent=100, rounds=8), batch=2048),
+}
 
 
 class Policy(NamedTuple):
@@ -84,7 +89,9 @@ class Carry(NamedTuple):
 
 class TDMPC:
     def __init__(self, config, action_size: int):
-        self.config, self.action_size = config, action_size
+        self.config, self.action_size, s = config, action_size, config.tdmpc
+        if s.elites > s.samples + s.proposals:
+            raise UserError(f"--tdmpc.elites {s.elites} are more than {s.samples} samples and {s.proposals} proposals")
         self.window = config.tdmpc.frames - 1, config.horizon
         scale = optax.scale(1 / config.horizon)  # before the clip
         self.optimisers = {
@@ -139,7 +146,7 @@ class TDMPC:
 
     def progress(self, policy: Policy):
         """Through the planner's schedule, whose steps are told by the updates."""
-        return policy.updates / (self.config.updates_per_step * self.config.tdmpc.schedule)
+        return policy.updates / max(self.config.updates_per_step * self.config.tdmpc.schedule, 1e-9)
 
     def horizon(self, policy: Policy) -> Int[Array, ""]:
         """Steps that plans look ahead: 1 at first, the full horizon after the schedule."""

@@ -49,14 +49,14 @@ class Model(eqx.Module):
     values: Values  # Q_1, Q_2
 
     def __init__(self, config, action_size: int, key):
-        c, s, k = config, config.tdmpc, jax.random.split(key, 7)
+        c, s, k = config, config.tdmpc, jax.random.split(key, 6)
         dtype, both = c.precision, s.latent + action_size
         convs = Convs(c, s.frames, WINDOWS, orthogonal_window, k[0])
         self.encoder = Encoder(convs, orthogonal(Linear(convs.size, s.latent, k[1], dtype), k[1]))
         self.dynamics = orthogonal(MLP(both, c.hidden, 2, s.latent, k[2], dtype), k[2])
         self.reward = zero_output(orthogonal(Scalar(both, c.hidden, 2, k[3], dtype), k[3]), lambda m: m.mlp)
-        heads = [NormedMLP(both, c.hidden, 1, 1, key, dtype, jnp.tanh) for key in k[4:6]]
-        self.values = Values([zero_output(orthogonal(h, k[6]), lambda m: m.rest) for h in heads])
+        heads = [orthogonal(NormedMLP(both, c.hidden, 1, 1, key, dtype, jnp.tanh), key) for key in k[4:]]
+        self.values = Values([zero_output(head, lambda m: m.rest) for head in heads])
 
 
 class Slow(NamedTuple):
