@@ -9,7 +9,7 @@ from undistracted.data import Batch
 from undistracted.learner import Learner, replay_home
 from undistracted.seeds import Seeds
 
-ACTION_SIZE, ROWS = 2, 24
+ACTION_SIZE, ROWS = 6, 24  # actions as of a walker and of toys: runs of them share what is compiled here
 
 
 def experience(seeds, envs: int, rows: int = ROWS) -> list[Batch]:
