@@ -6,6 +6,7 @@ Nearly all the time of the tests is XLA's: it optimises less here, and what one 
 
 import os
 import tempfile
+from importlib.metadata import version
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # else the process that started this one has made it
     CACHE = tempfile.TemporaryDirectory(prefix="undistracted-tests-")
@@ -18,6 +19,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_backend_optimization_level=1",  # what remains of optimisation where `optimised` asks for it
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_force_host_platform_device_count=4",  # to spread seeds over, or to play the host
+        # Halves the time to compile an update; XLA aborts at flags that it does not know, as others may not.
+        *(["--xla_cpu_use_fusion_emitters=false"] if version("jaxlib").startswith("0.10.") else []),
     ]
 )
 

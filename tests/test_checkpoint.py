@@ -1,10 +1,8 @@
-"""A run that was stopped, killed or short of disk goes on as if nothing had happened."""
+"""A run that was stopped or killed goes on as if nothing had happened."""
 
 import contextlib
-import errno
 import json
 import os
-import resource
 import shutil
 import signal
 
@@ -17,10 +15,7 @@ from toy import COUNTING, follow, start, wait_until
 from undistracted import checkpoint
 from undistracted.__main__ import main
 from undistracted.config import Config
-from undistracted.data import Batch
-from undistracted.errors import UserError
 from undistracted.learner import Learner
-from undistracted.presets import complete, preset_config
 from undistracted.rollout import Environments
 from undistracted.training import Trainer
 
@@ -175,72 +170,3 @@ def test_what_was_learned_is_kept_unless_it_has_diverged(tmp_path, monkeypatch, 
     assert "not finite" in capsys.readouterr().err and checkpoint.newest(tmp_path) == step
     assert main(command(tmp_path, 120, "--resume")) == 0
     assert_rows_follow(tmp_path)
-
-
-def raise_full(*_, **__):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@contextlib.contextmanager
-def real_limit(patch):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@contextlib.contextmanager
-def full_from_the_start(patch):
-    patch.setattr(checkpoint, "save_file", raise_full)
-    yield
-
-
-@contextlib.contextmanager
-def full_at_the_end(patch):
-    patch.setattr(checkpoint.json, "dumps", raise_full)
-    yield
-
-
-@pytest.mark.parametrize("full", [real_limit, full_from_the_start, full_at_the_end])
-def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch, full):
-    config = complete(preset_config(COUNTING, "debug", replay_size=40, run=str(tmp_path)))
-    learner, envs = Learner(config, 6), Environments([config.env("train")] * 2, processes=False)
-    for row in [envs.reset([1, 2]), *(step(envs) for _ in range(29))]:
-        learner.add(jax.tree.map(lambda x: x[None], row))
-    checkpoint.save(tmp_path, learner, 100, {}, replay=True)
-    saved = jax.device_get((learner.state, learner.replay))
-    learner.state = jax.tree.map(lambda x: x + 1, learner.state)
-    for row in [step(envs) for _ in range(25)]:
-        learner.add(jax.tree.map(lambda x: x[None], row))
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"cannot write a checkpoint"), full(patch):
-        checkpoint.save(tmp_path, learner, 200, {}, replay=True)
-    again = Learner(config, 6)
-    assert checkpoint.load(tmp_path, again)["step"] == 100
-    assert_same(jax.device_get((again.state, again.replay)), saved)
-    checkpoint.save(tmp_path, learner, 300, {}, replay=True)
-    checkpoint.load(tmp_path, again := Learner(config, 6))
-    assert_same(jax.device_get((again.state, again.replay)), jax.device_get((learner.state, learner.replay)))
-
-
-@pytest.mark.parametrize("lost", [0, 1, -1], ids=["all", "one between", "the last"])
-def test_a_replay_that_is_not_whole_is_told(tmp_path, monkeypatch, lost):
-    monkeypatch.setattr(checkpoint, "CHUNK", 8)
-    config = complete(preset_config(COUNTING, "debug", replay_size=80, run=str(tmp_path)))
-    learner, envs = Learner(config, 6), Environments([config.env("train")] * 2, processes=False)
-    for row in [envs.reset([1, 2]), *(step(envs) for _ in range(29))]:
-        learner.add(jax.tree.map(lambda x: x[None], row))
-    checkpoint.save(tmp_path, learner, 100, {}, replay=True)
-    files = [path for *_, path in checkpoint.chunks(tmp_path / "checkpoints" / "replay")]
-    assert len(files) > 2
-    checkpoint.load(tmp_path, Learner(config, 6))
-    for path in files[lost:][:1] if lost else files:
-        path.unlink()
-    with pytest.raises(UserError, match="files are missing"):
-        checkpoint.load(tmp_path, Learner(config, 6))
-
-
-def step(envs) -> Batch:
-    envs.send(np.zeros((2, 6)))
-    return envs.receive()[0]

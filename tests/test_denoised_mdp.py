@@ -58,14 +58,14 @@ def next_belief(slot, latent, *action):
 def test_filtering_both_slots_at_once_is_each_by_itself(model, batch, observed):
     """Reference: one row after the other, each slot's GRU alone, then the posterior that sees both beliefs."""
     rssm, (embedding, (latents, posteriors, priors)) = model.rssm, observed
-    joint = rssm.initial(batch.first.shape[1])
+    joint, step = rssm.initial(batch.first.shape[1]), eqx.filter_jit(lambda *args: rssm.step(*args))
     for t in range(len(batch.first)):
         keep = 1.0 - batch.first[t, :, None].astype(jnp.float32)
         x, y = rssm.slots(jax.tree.map(lambda leaf, keep=keep: leaf * keep, joint))
         beliefs = next_belief(rssm.x, x, batch.action[t] * keep), next_belief(rssm.y, y)
         hidden = jax.nn.elu(rssm.posterior_hidden(jnp.concatenate([*beliefs, embedding[t]], -1)))
         posterior = normal(rssm.posterior_out(hidden))
-        mode = rssm.step(joint, batch.action[t], embedding[t], batch.first[t])
+        mode = step(joint, batch.action[t], embedding[t], batch.first[t])
         joint = jax.tree.map(lambda leaf, t=t: leaf[t], latents)
         assert_close(joint.belief, jnp.concatenate(beliefs, -1), atol=1e-5)
         assert_close(mode, Latent(joint.belief, posterior.mean), atol=1e-5)
@@ -182,7 +182,7 @@ def test_behaviour_is_learned_from_x_and_its_reward_alone(denoised, batch, key):
 
     carry = agent.initial_carry(state.policy, 3)
     assert carry.latent.belief.shape == (3, denoised.belief + 5) and carry.latent.state.shape == (3, denoised.state + 3)
-    action, carry = agent.act(state.policy, carry, batch.obs[0, :3], batch.first[0, :3])
+    action, carry = jax.jit(agent.act)(state.policy, carry, batch.obs[0, :3], batch.first[0, :3])
     x = state.policy.model.rssm.task(carry.latent)
     np.testing.assert_allclose(action, state.policy.actor.act(x.features), atol=1e-6)
 

@@ -9,7 +9,7 @@ from undistracted.data import Batch
 from undistracted.learner import Learner, replay_home
 from undistracted.seeds import Seeds
 
-ACTION_SIZE, ROWS = 2, 24
+ACTION_SIZE, ROWS = 6, 24  # actions as of a walker and of toys: runs of them share what is compiled here
 
 
 def experience(seeds, envs: int, rows: int = ROWS) -> list[Batch]:
@@ -74,7 +74,7 @@ def test_update_and_act_are_traced_and_compiled_once(config, monkeypatch):
             counts.append(dict(traces))
     learner.metrics()
     learner.update(2)
-    assert counts[0]["act"] == 1
+    assert counts[0] == {"update": 1, "act": 1}
     assert [*counts, traces] == [counts[0]] * (1 + len(counts))
     assert learner.updates > ROWS
     # Loose arrays and those tied to a device would be compiled for one after the other, at a minute each on a GPU.

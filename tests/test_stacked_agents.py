@@ -106,8 +106,11 @@ def test_resumed_equals_continuous(tmp_path, agent):
     """And the run can be evaluated and deployed."""
 
     def command(run, steps, *more):
-        options = f"--agent {agent} --preset debug --replay-size 120 --warm-up-updates 3 --steps {steps}".split()
-        return ["train", COUNTING if agent == "dbc" else STEADY, *options, "--run", str(run), *more]
+        """Of the learner that `alone` has compiled; its ring goes round."""
+        options = f"--agent {agent} --preset debug --warm-up-updates 3 --steps {steps}"
+        alike = "--replay-size 64 --model-lr 3e-3 --beta-lr 1e-2"
+        task = COUNTING if agent == "dbc" else STEADY
+        return ["train", task, *options.split(), *alike.split(), "--run", str(run), *more]
 
     assert main(command(tmp_path / "whole", 200)) == 0
     assert main(command(tmp_path / "parts", 100)) == 0
@@ -190,6 +193,6 @@ def test_learns_from_pictures_of_the_past_to_move_a_bar_to_the_middle(tiny, opti
         learner.add(Batch(bar(x), action, np.where(first, 0, 1 - np.abs(x)).astype(np.float32), first))
     learner.update(300)
     assert all(np.isfinite(value) for value in learner.metrics()[0].values())
-    row = Batch(bar(np.array([[-0.8, 0.8]])), np.zeros((1, 2, 2)), np.zeros((1, 2)), np.ones((1, 2), bool))
+    row = Batch(bar(np.array([[-0.8, 0.8]])), np.zeros((1, 2, ACTION_SIZE)), np.zeros((1, 2)), np.ones((1, 2), bool))
     action, _ = learner.act(learner.initial_carry(2), row, 0, learner.policy_copy())
     np.testing.assert_allclose(action[0, :, 0], [0.8, -0.8], atol=0.3)

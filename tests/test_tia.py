@@ -46,6 +46,11 @@ def model(state):
     return state.policy.model
 
 
+@eqx.filter_jit
+def metrics_of(model, batch, key):
+    return model.losses(batch, key)[2]
+
+
 @pytest.fixture(scope="module")
 def terms(model, batch):
     """Each loss's mean, and its gradient."""
@@ -81,7 +86,7 @@ def test_values_of_the_terms(model, batch, key, terms):
     assert mask.shape == (*batch.reward.shape, 16, 16, 1) and mask.min() > 0 and mask.max() < 1
     np.testing.assert_allclose(picture, mask * of_task + (1 - mask) * of_distractor, atol=1e-6)
     means, _ = terms
-    metrics = eqx.filter_jit(lambda m: m.losses(batch, key)[2])(model)
+    metrics = metrics_of(model, batch, key)
     assert means["image"] == pytest.approx(float(image_nll(picture, batch.obs, 2.0).mean()), rel=1e-5)
     assert means["alone"] == pytest.approx(1.5 * float(image_nll(alone, batch.obs, 2.0).mean()), rel=1e-5)
     nll = np.where(batch.first, 0, 0.5 * (guess - batch.reward) ** 2 + 0.5 * np.log(2 * np.pi)).mean()
@@ -93,7 +98,7 @@ def test_values_of_the_terms(model, batch, key, terms):
 def test_distractor_stream_is_pushed_to_fool_the_adversary(model, batch, key, terms):
     """A step along the negative gradient of the adversary's term makes the adversary's error larger."""
     moved = jax.tree.map(lambda p, g: p - 1e-2 * g, model, terms[1]["adversary"])
-    after = eqx.filter_jit(lambda m: m.losses(batch, key)[2])(moved)
+    after = metrics_of(moved, batch, key)
     assert after["adversary_nll"] > -terms[0]["adversary"] / OWN.adversary + 1e-4
 
 
@@ -163,11 +168,10 @@ def test_an_update_moves_every_group_and_the_refreshed_adversary_judges(agent, s
                                                 strict=True)]  # fmt: skip
         assert all(moved)
     model_key, _ = jax.random.split(key)
-    fresh, _ = state.policy.model.prepare(state.moments["model"], batch, model_key)
-    assert metrics["adversary_nll"] == pytest.approx(
-        float(fresh.losses(batch, model_key)[2]["adversary_nll"]), rel=1e-3
-    )
-    stale = float(state.policy.model.losses(batch, model_key)[2]["adversary_nll"])
+    prepare = eqx.filter_jit(lambda m, moments, key: m.prepare(moments, batch, key))
+    fresh, _ = prepare(state.policy.model, state.moments["model"], model_key)
+    expected, stale = (float(metrics_of(m, batch, model_key)["adversary_nll"]) for m in (fresh, state.policy.model))
+    assert metrics["adversary_nll"] == pytest.approx(expected, rel=1e-3)
     assert metrics["adversary_nll"] < stale - 1e-4
     for a, b in zip(*(jax.tree.leaves(x) for x in (after.policy.model.adversary, fresh.adversary)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

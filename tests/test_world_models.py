@@ -66,10 +66,11 @@ def test_checkpoint_holds_all_that_learning_changes(alone, tmp_path):
 
 @pytest.fixture(scope="module")
 def run(agent, tmp_path_factory):
-    """A run through the command line."""
+    """A run through the command line, of the learner that `alone` has compiled."""
     run = tmp_path_factory.mktemp("runs") / "run"
-    options = f"--agent {agent} --preset debug --steps 60 --channels 4 8 --shrink 4 --eval-every 40 --log-every 20"
-    assert main(["train", STEADY, *options.split(), "--run", str(run)]) == 0
+    options = f"--agent {agent} --preset debug --steps 60 --eval-every 40 --log-every 20 --replay-size 64"
+    alike = "--channels 4 8 --shrink 4 --free-nats 0 --model-lr 3e-3 --beta-lr 1e-2"
+    assert main(["train", STEADY, *options.split(), *alike.split(), "--run", str(run)]) == 0
     return run
 
 

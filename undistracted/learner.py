@@ -53,6 +53,7 @@ class Learner:
 
     def _compile(self):
         agent, seeds, home = self.agent, self.seeds, self.home
+        update_agent = jax.jit(agent.update, inline=True)  # traced once, for its metrics' shapes and for the block
 
         def act_one(policy, carry, obs, first, key, count, explore):
             return agent.act(policy, carry, obs, first, jax.random.fold_in(key, count) if explore else None)
@@ -62,7 +63,7 @@ class Learner:
             return agent.sample(replay, key)
 
         def update_one(state, batch, key, count, data):
-            state, metrics, *error = agent.update(state, batch, jax.random.fold_in(key, count), *data)
+            state, metrics, *error = update_agent(state, batch, jax.random.fold_in(key, count), *data)
             return state, metrics, error
 
         def add_one(replay, row):
@@ -102,10 +103,13 @@ class Learner:
         axes = (0, 0, 0, 0, None, 0)
         self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1))
         self._block = jax.jit(seeds.spread(block, (0, *axes)), donate_argnums=(0, 1, 2))
-        batch = jax.eval_shape(jax.vmap(sample_one, (0, 0, None)), self.replay, self.sample_keys, 0)
-        metrics = jax.eval_shape(jax.vmap(agent.update), self.state, batch, self.update_keys, *self.data)[1]
-        zeros = partial(jax.tree.map, lambda m: jnp.zeros(m.shape, m.dtype), metrics)
-        self._zeros = jax.jit(zeros, out_shardings=seeds.sharding)
+
+        def zeros():
+            batch = jax.eval_shape(jax.vmap(sample_one, (0, 0, None)), self.replay, self.sample_keys, 0)
+            metrics = jax.eval_shape(jax.vmap(update_agent), self.state, batch, self.update_keys, *self.data)[1]
+            return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
+
+        self._zeros = jax.jit(zeros, out_shardings=seeds.sharding)  # traced at the first update: a player has none
         self._copy = jax.jit(partial(jax.tree.map, jnp.copy))
 
     def initial_carry(self, n: int):
