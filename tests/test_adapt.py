@@ -186,7 +186,7 @@ MISTAKES = {
     "replay": (["SOURCE", "--replay-size", "10"], "use --replay-size 16 or more"),
     "prefill": (["SOURCE", "--envs", "20"], "use --prefill 160 or more"),
     "method": (["SOURCE", "--method", "magic"], "magic"),
-    "preset": (["SOURCE", "--preset", "mine"], "choose one of paper, official"),
+    "preset": (["SOURCE", "--preset", "mine"], "choose one of paper, official, debug"),
     "body": (["SOURCE", "--task", "dmc/cartpole-swingup"], "takes 1 actions, the agent of"),
     "apart": (["SOURCE", "--task", COUNTING], "--calibration 0 --held-out 0"),
     "file": (["SOURCE", "--pairs", "nosuchfile.npz"], "cannot read pairs from 'nosuchfile.npz'"),

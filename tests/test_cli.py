@@ -33,6 +33,11 @@ MISTAKES = {
     "resume": (["train", WALKER, "--resume", "--run", "empty"], "no checkpoint in empty"),
     "occupied": (["train", WALKER, "--run", "occupied"], "occupied already holds a run; continue it with --resume"),
     "another": (["train", "dmc/walker-run", "--resume", "--run", "occupied"], "occupied holds repo on dmc/walker-walk"),
+    "changed": (
+        ["train", "dmc/walker-walk", "--resume", "--run", "occupied", "--batch", "8"],
+        "--batch is 50 in occupied",
+    ),
+    "run for task": (["train", "--resume", "runs/mine"], "'runs/mine'"),
     "no run": (["evaluate", "empty"], "empty is not a run directory"),
     "untrained": (["evaluate", "untrained"], "no checkpoint in untrained"),
     "cut short": (["evaluate", "cut"], "config.json is damaged"),

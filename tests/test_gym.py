@@ -1,11 +1,14 @@
 """Gymnasium environments as tasks: their pictures, their actions, and why some cannot be used."""
 
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
 from toy import check_api
 
 from undistracted.envs import check_task, make_env
+from undistracted.envs.gym import find_spec
 from undistracted.errors import UserError
 
 
@@ -100,3 +103,12 @@ def test_picture_is_shrunk_and_actions_are_scaled():
 def test_rendering_is_the_observation_where_there_is_no_picture():
     frame, _ = make_env("gym/TestRendered-v0").reset()
     assert (frame[:31] == 0).all() and (frame[33:] == 200).all()
+
+
+def test_a_module_in_the_working_directory_need_not_be_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own_robot.py").write_text("import gymnasium\ngymnasium.register('Own-v0', 'toy:Steady')\n")
+    with pytest.raises(UserError, match="cannot import 'own_robot'"):
+        find_spec("own_robot:Own-v0")
+    monkeypatch.chdir(tmp_path)
+    assert find_spec("own_robot:Own-v0").id == "Own-v0"

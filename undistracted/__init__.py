@@ -23,6 +23,10 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module 'undistracted' has no attribute '{name}'")

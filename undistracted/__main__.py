@@ -6,8 +6,12 @@ import io
 import itertools
 import json
 import sys
+from operator import attrgetter
 
 from undistracted.errors import UserError, did_you_mean, told
+
+# What a resumed run may be told anew; what it is of has a check of its own.
+MAY_CHANGE = "steps", "run", "resume", "preset", "task", "agent", "seed"
 
 VERBS = {
     "train": "train an agent on a task",
@@ -45,11 +49,13 @@ def run_train(args: list[str]) -> None:
     config = parse(Config, args, "train", preset_config(tyro.MISSING, preset, agent))
     config = parse(Config, args, "train", preset_config(config.task, preset, agent))
     from undistracted.checkpoint import newest
+    from undistracted.envs import check_task
     from undistracted.training import train
 
-    if config.resume and value_of(args, "--steps") is None:  # as many steps as the run was meant for
+    if config.resume:
+        check_task(config.task)
         newest(config.run_dir)
-        config = dataclasses.replace(config, steps=Config.load_run(config.run_dir).steps)
+        config = resumed(args, config, Config.load_run(config.run_dir))
     keep_compiled()
     train(config)
 
@@ -72,8 +78,8 @@ def run_adapt(args: list[str]) -> None:
     options = parse(AdaptConfig, args, "adapt", preset_adapt(tyro.MISSING, tyro.MISSING, preset))
     from undistracted.adapt.adapt import adapt
 
-    if options.resume and value_of(args, "--steps") is None:
-        options = dataclasses.replace(options, steps=AdaptConfig.load_run(options.run_dir).steps)
+    if options.resume:
+        options = resumed(args, options, AdaptConfig.load_run(options.run_dir))
     keep_compiled()
     adapt(options)
 
@@ -142,6 +148,20 @@ def value_of(args: list[str], flag: str) -> str | None:
         if arg.startswith(f"{flag}="):
             return arg.split("=", 1)[1]
     return None
+
+
+def resumed(args: list[str], given, kept):
+    """The given settings, to resume a run that keeps its own: without --steps, of as many as the run was meant for."""
+    for flag in (arg.split("=", 1)[0] for arg in args if arg.startswith("--")):
+        name = flag[2:].replace("-", "_").removeprefix("no_")
+        value, own = attrgetter(name)(given), attrgetter(name)(kept)
+        if (
+            name not in MAY_CHANGE
+            and value not in (own, None, "auto")
+            and str(value).rstrip("/") != str(own).rstrip("/")
+        ):
+            raise UserError(f"{flag} is {own} in {given.run_dir}; a resumed run keeps its settings, all but --steps")
+    return given if value_of(args, "--steps") else dataclasses.replace(given, steps=kept.steps)
 
 
 def no_arguments(verb: str, args: list[str]) -> None:

@@ -20,8 +20,9 @@ class AdaptConfig:
     """Run directory of the trained agent; an adapted one too."""
     task: str
     """The new look, e.g. distracted/walker-walk for a run on dmc/walker-walk."""
-    preset: Literal["paper", "official"] = "paper"
-    """Sizes and rates: the paper's, or the released code's (4 hidden layers, f's rate 3e-4, calibration 1/1024)."""
+    preset: Literal["paper", "official", "debug"] = "paper"
+    """Sizes and rates: the paper's, or the released code's (4 hidden layers, f's rate 3e-4, calibration 1/1024); debug
+    is a minute that adapts nothing."""
     method: Literal["support", "distribution", "none"] = "support"
     """How the target's encodings are held to the source's: within their support, by their distribution, or not."""
     calibration: int = 10
@@ -136,7 +137,11 @@ VARIANTS = {
 }
 
 # The released code takes calibration's mean over the encoding's 1024 elements, where the paper has a squared distance.
-PRESETS = {"paper": {}, "official": dict(depth=4, f_lr=3e-4, calibration_weight=1 / 1024)}
+PRESETS = {
+    "paper": {},
+    "official": dict(depth=4, f_lr=3e-4, calibration_weight=1 / 1024),
+    "debug": dict(steps=200, calibration=1, held_out=1, eval_every=200, log_every=50, checkpoint_every=200),
+}
 
 
 def preset_adapt(source: str, task: str, preset: str = "paper", **overrides) -> AdaptConfig:

@@ -1,6 +1,8 @@
 """Any registered Gymnasium environment with continuous actions, as pictures."""
 
 import importlib
+import os
+import sys
 
 import gymnasium
 import numpy as np
@@ -61,6 +63,7 @@ def find_spec(env_id: str):
     module, _, name = env_id.rpartition(":")
     try:
         if module:
+            sys.path[:] = dict.fromkeys([*sys.path, os.getcwd()])  # a file of one's own need not be installed
             importlib.import_module(module)
         if name not in gymnasium.registry:  # `Ant` stands for its newest version
             return gymnasium.spec(f"{name}-v{newest(name)}")
