@@ -44,6 +44,7 @@ MISTAKES = {
     "another version": (["evaluate", "other"], "does not hold this version's settings"),
     "split": (["evaluate", "occupied", "--split", "mine"], "mine"),
     "episodes": (["evaluate", "occupied", "--episodes", "0"], "--episodes is 0"),
+    "film": (["evaluate", "occupied", "--video", "film.gif"], "films are .mp4 files"),
     "surplus": (["tasks", "all"], "takes no arguments"),
 }
 

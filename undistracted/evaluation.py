@@ -159,6 +159,8 @@ def evaluate(options: EvaluateConfig) -> dict:
 
     if options.episodes < 1:
         raise UserError(f"--episodes is {options.episodes}; it must be at least 1")
+    if options.video and Path(options.video).suffix != ".mp4":
+        raise UserError(f"--video is {options.video}; films are .mp4 files")
     config = Config.load_run(Path(options.run))
     changes = {"task": options.task, "videos": options.videos}
     config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})
