@@ -48,6 +48,9 @@ def test_the_new_look_is_set_and_all_else_is_the_sources(tmp_path):
     assert (one.envs, one.prefill, one.updates_per_step, config.updates_per_step) == (1, 30, 0.5, 0.2)
     dataclasses.replace(options, resume=True).save(tmp_path)
     assert AdaptConfig.load_run(tmp_path) == options
+    (tmp_path / "adapt.json").write_text('{"gone": 1}')
+    with pytest.raises(UserError, match="does not hold this version's settings"):
+        AdaptConfig.load_run(tmp_path)
 
 
 def test_what_cannot_be_adapted_or_resumed(tmp_path):

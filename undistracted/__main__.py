@@ -155,11 +155,8 @@ def resumed(args: list[str], given, kept):
     for flag in (arg.split("=", 1)[0] for arg in args if arg.startswith("--")):
         name = flag[2:].replace("-", "_").removeprefix("no_")
         value, own = attrgetter(name)(given), attrgetter(name)(kept)
-        if (
-            name not in MAY_CHANGE
-            and value not in (own, None, "auto")
-            and str(value).rstrip("/") != str(own).rstrip("/")
-        ):
+        same = value in (own, None, "auto") or str(value).rstrip("/") == str(own).rstrip("/")  # clips/ is clips
+        if not same and name not in MAY_CHANGE:
             raise UserError(f"{flag} is {own} in {given.run_dir}; a resumed run keeps its settings, all but --steps")
     return given if value_of(args, "--steps") else dataclasses.replace(given, steps=kept.steps)
 

@@ -118,7 +118,10 @@ class AdaptConfig:
         path = run / "adapt.json"
         if not path.exists():
             raise UserError(f"{run} is not an adapted run: it holds no adapt.json")
-        return AdaptConfig(**read_json(path))
+        try:
+            return AdaptConfig(**read_json(path))
+        except TypeError as e:
+            raise UserError(f"{path} does not hold this version's settings: {e}") from None
 
 
 class Variant(NamedTuple):

@@ -63,7 +63,8 @@ def find_spec(env_id: str):
     module, _, name = env_id.rpartition(":")
     try:
         if module:
-            sys.path[:] = dict.fromkeys([*sys.path, os.getcwd()])  # a file of one's own need not be installed
+            if os.getcwd() not in sys.path:  # a file of one's own need not be installed
+                sys.path.append(os.getcwd())
             importlib.import_module(module)
         if name not in gymnasium.registry:  # `Ant` stands for its newest version
             return gymnasium.spec(f"{name}-v{newest(name)}")
