@@ -2,12 +2,30 @@
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
+
+
+def norm(tree):
+    """The global norm of a tree of arrays. A single number is squared as a scalar: the GPU compiler of JAX 0.11 gives
+    up on some programs that sum an array of one element, which `optax.tree.norm` does."""
+    leaves = [x.reshape(()) if x.size == 1 else x for x in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
+
+
+def clip_by_norm(limit: float) -> optax.GradientTransformation:
+    """Gradients of a global norm above the limit are scaled down to it."""
+
+    def update(gradients, state, params=None):
+        scale = jnp.minimum(1, limit / norm(gradients))
+        return jax.tree.map(lambda g: scale * g, gradients), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
 def adam(rate: float, clip: float | None = None, eps: float = 1e-8) -> optax.GradientTransformation:
     """Adam, behind a clip of the global gradient norm where one is given."""
-    steps = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    steps = [] if clip is None else [clip_by_norm(clip)]
     return optax.chain(*steps, optax.adam(rate, eps=eps))
 
 
