@@ -169,14 +169,27 @@ def test_summary(capsys):
     assert lines[0][-2:] == ["success", "50%"] and "success" not in lines[1]
 
 
+def cells_of(table):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table)
+    return [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+            for line in console.file.getvalue().splitlines() if "│" in line or "┃" in line]  # fmt: skip
+
+
 @pytest.mark.parametrize("random_return", [3.25, None])
 def test_result_table(random_return):
-    console = Console(file=io.StringIO(), width=100)
-    console.print(result_table(RESULTS, random_return))
-    cells = [[cell.strip() for cell in line.strip("│").split("│")]
-             for line in console.file.getvalue().splitlines() if "│" in line]  # fmt: skip
+    head, *cells = cells_of(result_table(RESULTS, random_return))
+    assert head == ["split", "return", "std", "episodes"]
     assert cells[:2] == [["train (seen videos)", "15.0", "5.0", "2"], ["test (unseen videos)", "7.1", "0.0", "1"]]
     assert cells[2:] == ([] if random_return is None else [["random policy", "3.2", "", ""]])
+
+
+def test_result_table_of_several_seeds_shows_each():
+    others = [result._replace(seed=2, reward=2 * result.reward) for result in RESULTS]
+    head, train, test = cells_of(result_table(others + RESULTS, None))
+    assert head[4:] == ["seed 0", "seed 2"]
+    assert train[1:] == ["22.5", "10.9", "4", "15.0", "30.0"], "of 10, 20, 20 and 40"
+    assert test[4:] == ["7.1", "14.2"]
 
 
 def test_terminal_elsewhere_shows_no_bar(capsys):

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -20,7 +20,7 @@ from undistracted.files import read_json, write_whole
 class Config:
     """Train an agent on a task. Steps are agent steps: frames divided by the action repeat."""
 
-    task: tyro.conf.Positional[str]
+    task: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
     """What to learn, e.g. distracted/walker-walk; `undistracted tasks` lists them."""
     agent: str = "repo"
     """The method; `undistracted agents` lists them."""

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -137,7 +137,7 @@ def summarise(results: list[Result]) -> dict[str, dict]:
 class EvaluateConfig:
     """Evaluate a run's newest checkpoint."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory."""
     task: str | None = None
     """Another task to evaluate on, with the same action size; the run's own without it."""

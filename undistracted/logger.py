@@ -135,11 +135,15 @@ class Terminal:
 
 
 def result_table(results: list[Result], random_return: float | None) -> Table:
-    """The returns of the final evaluation by split, beside the random policy's."""
-    table = Table("split", "return", "std", "episodes", title=f"step {results[0].step:,}")
+    """The returns of the final evaluation by split, of all seeds and of each, beside the random policy's."""
+    own = {seed: summarise([r for r in results if r.seed == seed]) for seed in sorted({r.seed for r in results})}
+    own = own if len(own) > 1 else {}
+    columns = "split", "return", "std", "episodes", *(f"seed {seed}" for seed in own)
+    table = Table(*columns, title=f"step {results[0].step:,}")
     names = {"train": "train (seen videos)", "test": "test (unseen videos)", "clean": "clean (no video)"}
     for split, s in summarise(results).items():
-        table.add_row(names[split], f"{s['return']:.1f}", f"{s['std']:.1f}", str(s["episodes"]))
+        each = [f"{summary[split]['return']:.1f}" for summary in own.values()]
+        table.add_row(names[split], f"{s['return']:.1f}", f"{s['std']:.1f}", str(s["episodes"]), *each)
     if random_return is not None:
         table.add_row("random policy", f"{random_return:.1f}", "", "")
     return table

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
@@ -16,7 +16,7 @@ from undistracted.files import read_json, write_whole
 class AdaptConfig:
     """Adapt a run's encoder, and nothing else, to a new look of its task, without rewards. Steps are agent steps."""
 
-    source: tyro.conf.Positional[str]
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory of the trained agent; an adapted one too."""
     task: str
     """The new look, e.g. distracted/walker-walk for a run on dmc/walker-walk."""

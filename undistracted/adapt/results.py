@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -25,7 +26,7 @@ COLUMNS = "task", "variant", "seed", "step", "split", "return"
 class ResultsConfig:
     """Collect the returns of adapted runs."""
 
-    runs: tyro.conf.Positional[list[str]]
+    runs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run directories of adaptations."""
     out: str = "results/adaptation"
     """Where to write, without the .csv and .png."""
