@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 from undistracted.behaviour import Actor, behaviour_losses, dream
 from undistracted.data import Batch, flatten_rows
 from undistracted.errors import UserError
 from undistracted.nets import Scalar
-from undistracted.optim import adam, apply, norm
+from undistracted.optim import adam, apply
 from undistracted.replay import Replay, sequences
 from undistracted.rssm import Latent
 from undistracted.seeds import each_seed
@@ -100,7 +101,7 @@ class LatentAgent:
         grads, means, (z, watched) = gradient(model_loss, model)
         moments = {}
         model, moments["model"] = apply(self.optimisers["model"], grads, model_moments, model)
-        metrics = means | watched | {"model_gradient": norm((grads.encoder, grads.rssm, grads.reward))}
+        metrics = means | watched | {"model_gradient": optax.tree.norm((grads.encoder, grads.rssm, grads.reward))}
 
         start = in_eights(flatten_rows(jax.tree.map(lambda x: x[:: self.config.start_every], z)))
         imagined = self.dream(actor, critic, model, start, behaviour_key)
@@ -117,7 +118,7 @@ class LatentAgent:
         modules = {}
         for name, module, grad in zip(("actor", "critic"), (actor, critic), grads, strict=True):
             modules[name], moments[name] = apply(self.optimisers[name], grad, state.moments[name], module)
-            metrics[f"{name}_gradient"] = norm(grad)
+            metrics[f"{name}_gradient"] = optax.tree.norm(grad)
         state = State(Policy(model, modules["actor"]), modules["critic"], moments)
         return state, metrics
 

@@ -21,7 +21,7 @@ from undistracted.convs import Convs, delta_orthogonal
 from undistracted.data import IMAGE, Batch
 from undistracted.dists import squash
 from undistracted.nets import MLP, orthogonal, relu
-from undistracted.optim import adam, apply, follow, norm
+from undistracted.optim import adam, apply, follow
 from undistracted.replay import Replay, push, stack, transitions
 from undistracted.seeds import in_lockstep
 
@@ -152,7 +152,7 @@ class SAC:
         (convs, critic), moments["critic"] = apply(
             self.optimisers["critic"], grads, moments["critic"], (convs, state.critic)
         )
-        metrics |= {"value": q.mean(), "target_value": target.mean(), "critic_gradient": norm(grads)}
+        metrics |= {"value": q.mean(), "target_value": target.mean(), "critic_gradient": optax.tree.norm(grads)}
         return state._replace(policy=Policy(convs, actor), critic=critic, moments=moments), metrics
 
     def update_auxiliary(self, state: State, batch: Batch, key) -> tuple[State, dict]:

@@ -19,7 +19,7 @@ from undistracted.agents.told import Model, Pi, Slow, plan_value, policy_loss, p
 from undistracted.augment import random_shift
 from undistracted.data import IMAGE, where_rows
 from undistracted.errors import UserError
-from undistracted.optim import adam, apply, follow, norm
+from undistracted.optim import adam, apply, follow
 from undistracted.planning import Plan, draw, linear, mppi, warm_start
 from undistracted.priorities import Windows, windows
 from undistracted.replay import Replay, push, stack
@@ -172,7 +172,7 @@ class TDMPC:
         grads, metrics, (z, error) = gradient(model_loss, model)
         moments = {}
         model, moments["model"] = apply(self.optimisers["model"], grads, state.moments["model"], model)
-        metrics |= {"model_gradient": norm(grads) / c.horizon}
+        metrics |= {"model_gradient": optax.tree.norm(grads) / c.horizon}
 
         noise = s.policy_std * jax.random.normal(policy_key, shape)
 
