@@ -47,9 +47,11 @@ def test_agents_are_all_measured(monkeypatch):
 
 
 def test_growth_is_printed_as_an_outline(capsys):
-    print_bench({"update_ms": 4.0, "growth": {"update_ms": {"batch": {25: 2.0}}}})
+    print_bench({"update_ms": 4.0, "peak_memory_gb": None, "seeds": 2, "growth": {"update_ms": {"batch": {25: 2.0}}}})
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["update_ms", "4.00"],
+        ["peak_memory_gb", "-"],
+        ["seeds", "2"],
         ["growth"],
         ["update_ms"],
         ["batch"],

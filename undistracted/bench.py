@@ -153,4 +153,5 @@ def print_bench(result: dict, indent: str = "") -> None:
             print(f"{indent}{name}")
             print_bench(value, indent + "  ")
         else:
-            print(f"{indent}{name!s:26s} {value:,.2f}" if isinstance(value, float) else f"{indent}{name!s:26s} {value}")
+            shown = "-" if value is None else f"{value:,.2f}" if isinstance(value, float) else value
+            print(f"{indent}{name!s:26s} {shown}")
