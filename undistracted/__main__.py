@@ -17,6 +17,7 @@ VERBS = {
     "train": "train an agent on a task",
     "evaluate": "returns of a trained run on seen, unseen or no backgrounds, and a film",
     "adapt": "adapt a run's encoder to a new look of its task, without rewards",
+    "plot": "learning curves of runs, mean and interval over seeds",
     "toy": "the paper's 2-D example of the support constraint",
     "bench": "update, policy, environment and end-to-end rates of this machine",
     "tasks": "what can be learned",
@@ -82,6 +83,12 @@ def run_adapt(args: list[str]) -> None:
         options = resumed(args, options, AdaptConfig.load_run(options.run_dir))
     keep_compiled()
     adapt(options)
+
+
+def run_plot(args: list[str]) -> None:
+    from undistracted.plot import PlotConfig, plot
+
+    plot(parse(PlotConfig, args, "plot"))
 
 
 def run_toy(args: list[str]) -> None:
