@@ -85,6 +85,8 @@ class Config:
     """Width of reward, actor and critic; that of --hidden without it."""
     reward_depth: int = 3
     """Hidden layers of the reward head."""
+    initial: Literal["uniform", "glorot"] = "uniform"
+    """Initial weights of the world-model agents: uniform in 1 / sqrt(inputs), or Glorot's with biases of zero."""
     model_lr: float = 3e-4
     """Adam's rate for encoder, RSSM and reward."""
     clip: float = 100.0

@@ -138,22 +138,6 @@ class NormedMLP(eqx.Module):
         return self.rest(self.squash(self.norm(self.first(x))))
 
 
-def orthogonal(module, key, gain: float = 1.0):
-    """The module with orthogonal weights and zero biases in all of its linear layers."""
-
-    def is_linear(x):
-        return isinstance(x, Linear)
-
-    def renew(layer, key):
-        weight = jax.nn.initializers.orthogonal(gain)(key, layer.weight.shape)
-        return eqx.tree_at(lambda x: (x.weight, x.bias), layer, (weight, jnp.zeros_like(layer.bias)))
-
-    leaves, structure = jax.tree.flatten(module, is_leaf=is_linear)
-    keys = jax.random.split(key, len(leaves))
-    leaves = [renew(x, k) if is_linear(x) else x for x, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, leaves)
-
-
 class Scalar(eqx.Module):
     """An MLP head with one output: reward and value."""
 

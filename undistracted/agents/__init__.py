@@ -36,6 +36,7 @@ class Entry(NamedTuple):
 DREAMER = dict(
     width=400,
     reward_depth=2,
+    initial="glorot",
     actor_std=5.0,
     actor_min_std=1e-4,
     free_nats_of_mean=True,
@@ -77,7 +78,7 @@ AGENTS = {
         partial(LatentAgent, DenoisedMDP),
         {
             "original": DREAMER
-            | dict(belief=120, state=20, hidden=120, free_nats_of_mean=False, warm_up_updates=0)
+            | dict(belief=120, state=20, hidden=120, initial="uniform", free_nats_of_mean=False, warm_up_updates=0)
             | dict(denoised=settings.Denoised(linear=True, relu=True))
         },
     ),

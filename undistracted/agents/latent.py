@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from undistracted.behaviour import Actor, behaviour_losses, dream
 from undistracted.data import Batch, flatten_rows
 from undistracted.errors import UserError
+from undistracted.initial import INITIAL
 from undistracted.nets import Scalar
 from undistracted.optim import adam, apply
 from undistracted.replay import Replay, sequences
@@ -62,6 +63,7 @@ class LatentAgent:
         stds = dict(std=c.actor_std, min_std=c.actor_min_std)
         actor = Actor(features, self.action_size, hidden=width, key=k[1], dtype=c.precision, **stds)
         critic = Scalar(features, width, 3, k[2], c.precision)
+        model, actor, critic = INITIAL[c.initial]((model, actor, critic), jax.random.fold_in(key, 1))
         modules = {"model": model, "actor": actor, "critic": critic}
         moments = {name: optimiser.init(modules[name]) for name, optimiser in self.optimisers.items()}
         return State(Policy(model, actor), critic, moments)

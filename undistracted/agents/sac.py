@@ -20,7 +20,8 @@ from undistracted.agents.sac_nets import WINDOWS, Actor, Critic, Projection
 from undistracted.convs import Convs, delta_orthogonal
 from undistracted.data import IMAGE, Batch
 from undistracted.dists import squash
-from undistracted.nets import MLP, orthogonal, relu
+from undistracted.initial import orthogonal
+from undistracted.nets import MLP, relu
 from undistracted.optim import adam, apply, follow
 from undistracted.replay import Replay, push, stack, transitions
 from undistracted.seeds import in_lockstep

@@ -16,7 +16,8 @@ from jaxtyping import Array, Float
 
 from undistracted.convs import Convs, orthogonal_window
 from undistracted.data import Batch
-from undistracted.nets import MLP, Linear, NormedMLP, Scalar, orthogonal
+from undistracted.initial import orthogonal
+from undistracted.nets import MLP, Linear, NormedMLP, Scalar
 
 WINDOWS = (7, 2), (5, 2), (3, 2), (3, 2)  # kernel and stride of the convolutions
 MOST = 1e4  # of a window's losses and errors

@@ -1,0 +1,66 @@
+"""How the weights of a whole module begin, where not as its layers draw them: uniform in 1 / sqrt(inputs)."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from undistracted.decoder import Deconv
+from undistracted.encoder import Encoder
+from undistracted.nets import GRU, Linear
+
+WINDOW = 16  # pixels that a convolution of the encoder sees
+
+
+def as_drawn(module, key):
+    return module
+
+
+def orthogonal(module, key, gain: float = 1.0):
+    """Orthogonal weights and zero biases in all linear layers."""
+
+    def linear(layer, key):
+        return begun(layer, jax.nn.initializers.orthogonal(gain)(key, layer.weight.shape))
+
+    return renewed(module, key, {Linear: linear})
+
+
+def glorot(module, key):
+    """Weights uniform in sqrt(6 / (inputs + outputs of a unit)), of a GRU's state orthogonal, and zero biases."""
+
+    def uniform(layer, key, inputs, outputs):
+        bound = (6 / (inputs + outputs)) ** 0.5
+        return begun(layer, jax.random.uniform(key, layer.weight.shape, minval=-bound, maxval=bound))
+
+    def linear(layer, key):
+        return uniform(layer, key, *layer.weight.shape)
+
+    def deconv(layer, key):
+        inputs, kernel, _, outputs = layer.weight.shape
+        return uniform(layer, key, kernel**2 * inputs, kernel**2 * outputs)
+
+    def encoder(module, key):
+        keys = jax.random.split(key, len(module.layers))
+        sizes = [(x.weight.shape[0], WINDOW * x.weight.shape[1]) for x in module.layers]
+        layers = [uniform(x, k, *size) for x, k, size in zip(module.layers, keys, sizes, strict=True)]
+        return eqx.tree_at(lambda x: x.layers, module, layers)
+
+    def gru(cell, key):
+        k1, k2 = jax.random.split(key)
+        return eqx.tree_at(lambda x: (x.inputs, x.hidden), cell, (linear(cell.inputs, k1), orthogonal(cell.hidden, k2)))
+
+    return renewed(module, key, {Linear: linear, Deconv: deconv, Encoder: encoder, GRU: gru})
+
+
+INITIAL = {"uniform": as_drawn, "glorot": glorot}
+
+
+def begun(layer, weight):
+    return eqx.tree_at(lambda x: (x.weight, x.bias), layer, (weight, jnp.zeros_like(layer.bias)))
+
+
+def renewed(module, key, kinds: dict):
+    """The module with each part of one of the kinds made anew, by `kinds[type](part, key)`."""
+    parts, structure = jax.tree.flatten(module, is_leaf=lambda x: type(x) in kinds)
+    keys = jax.random.split(key, len(parts))
+    parts = [kinds[type(x)](x, k) if type(x) in kinds else x for x, k in zip(parts, keys, strict=True)]
+    return jax.tree.unflatten(structure, parts)
