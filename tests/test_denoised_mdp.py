@@ -215,3 +215,5 @@ def test_published_settings():
     assert model.decoder.inputs.weight.shape == (280, 1024) and model.decoder.relu
     assert [layer.weight.shape for layer in model.reward_y.mlp.layers] == [(140, 400), (400, 400), (400, 1)]
     assert not config.free_nats_of_mean and config.denoised.beta == 0.25
+    ours = preset_config("dmc/walker-walk", "paper", "denoised-mdp")
+    assert config.image_std == ours.image_std == 2.0, "what the prices of x and y were published for"

@@ -50,6 +50,9 @@ DREAMER = dict(
     warm_up_updates=100,
 )
 
+# The weights of TIA's and Denoised MDP's terms are published for pixels in [-0.5, 0.5].
+OWN_PIXELS = dict.fromkeys(("paper", "small", "debug"), dict(image_std=2.0))
+
 
 def with_original(presets: dict[str, dict], **changes) -> dict[str, dict]:
     """Presets of a family, of which one method was published with other settings."""
@@ -69,14 +72,13 @@ AGENTS = {
     "tia": Entry(
         "TIA: two streams tell the picture together, one of which must not know the reward",
         partial(LatentAgent, TIA),
-        # The weights of its terms are published for pixels in [-0.5, 0.5].
-        dict.fromkeys(("paper", "small", "debug"), dict(image_std=2.0))
-        | {"original": DREAMER | dict(channels=(26, 52, 104, 208))},
+        OWN_PIXELS | {"original": DREAMER | dict(channels=(26, 52, 104, 208))},
     ),
     "denoised-mdp": Entry(
         "Denoised MDP: latents in two slots, one that hears the actions and one that does not",
         partial(LatentAgent, DenoisedMDP),
-        {
+        OWN_PIXELS
+        | {
             "original": DREAMER
             | dict(belief=120, state=20, hidden=120, initial="uniform", free_nats_of_mean=False, warm_up_updates=0)
             | dict(denoised=settings.Denoised(linear=True, relu=True))
