@@ -125,6 +125,8 @@ def test_entropy_loss_is_the_log_density_of_the_actions(state, dreamt):
     density = -0.5 * noise**2 - np.log(std) - 0.5 * np.log(2 * np.pi) - np.log1p(-(action**2))
     np.testing.assert_allclose(losses["entropy"], 0.1 * density.sum(-1), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(metrics["policy_entropy"], -density.sum(-1).mean(), rtol=1e-3)
+    np.testing.assert_allclose(metrics["policy_mean"], np.abs(mean).mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy_std"], std.mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("official", "latents", "targets"), [(False, 15, 14), (True, 14, 13)])

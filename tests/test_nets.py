@@ -7,7 +7,7 @@ import numpy as np
 
 from undistracted.behaviour import Actor
 from undistracted.config import Config
-from undistracted.nets import GRU, MLP, Linear, Scalar, elu, exact_product, product
+from undistracted.nets import GRU, MLP, LayerNorm, Linear, Scalar, elu, exact_product, product
 from undistracted.rssm import RSSM
 
 PAPER = Config("distracted/walker-walk")
@@ -125,3 +125,12 @@ def test_elu_in_bfloat16_keeps_its_slope_to_three_digits():
     assert elu(x, "bfloat16").dtype == jnp.bfloat16
     slope = jax.vmap(jax.grad(lambda x: elu(x, "bfloat16").astype(jnp.float32)))(x)
     np.testing.assert_allclose(slope, jnp.minimum(jnp.exp(x), 1), atol=4e-3)
+
+
+def test_layer_norm_keeps_its_digits_far_from_zero(key):
+    """Where the mean is thousands of deviations away."""
+    x = jax.random.normal(key, (5, 50)) + 3000.0
+    exact = double(x) - double(x).mean(-1, keepdims=True)
+    exact /= np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(LayerNorm(50)(x), exact, atol=2e-3)
+    np.testing.assert_allclose(LayerNorm(50)(x - 3000), exact, atol=1e-5)

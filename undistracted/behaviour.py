@@ -107,7 +107,8 @@ def judge(gamma, lambda_, reward, critic, features, weight):
 
 def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float):
     """Losses of actor and critic over a dream; the start z_0 is acted from but is no target of the critic."""
-    action, log_prob = squash(actor(dream.features[:-1]), dream.noise)
+    policy = actor(dream.features[:-1])
+    action, log_prob = squash(policy, dream.noise)
     value = traced_value(critic, dream.critic)[:-1]
     losses = {
         # Value: the mean weighted return. Gradient: each action is moved along its pull.
@@ -115,5 +116,11 @@ def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float):
         "entropy": entropy_bonus * log_prob,
         "critic": dream.weight * unit_nll(value, dream.returns),
     }
-    metrics = {"imagined_return": dream.returns.mean(), "value": value.mean(), "policy_entropy": -log_prob.mean()}
+    metrics = {
+        "imagined_return": dream.returns.mean(),
+        "value": value.mean(),
+        "policy_entropy": -log_prob.mean(),
+        "policy_mean": jnp.abs(policy.mean).mean(),
+        "policy_std": policy.std.mean(),
+    }
     return losses, metrics

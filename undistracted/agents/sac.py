@@ -82,7 +82,7 @@ class SAC:
         }
 
     def init(self, key) -> State:
-        c, k = self.config, jax.random.split(key, 8)
+        c, k = self.config, jax.random.split(key, 7)
         latent, dtype = c.sac.latent, c.precision
         convs = Convs(c, c.sac.frames, WINDOWS, delta_orthogonal, k[0])
 
@@ -93,7 +93,7 @@ class SAC:
         critic = orthogonal(Critic(Projection(convs.size, latent, k[3], dtype), heads), k[3])
         trunk = mlp(latent, 2 * self.action_size, k[4])
         actor = orthogonal(Actor(Projection(convs.size, latent, k[5], dtype), trunk), k[5])
-        auxiliary = orthogonal(self.auxiliary(c, self.action_size, k[6]), k[7])
+        auxiliary = self.auxiliary(c, self.action_size, k[6])
         log_alpha = jnp.log(jnp.float32(c.sac.alpha0))
         modules = {
             "critic": (convs, critic),
