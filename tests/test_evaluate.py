@@ -61,6 +61,8 @@ def test_splits(walker, capsys):
     for result in (every, *both.values()):
         assert {split: [s["return"]] for split, s in result["splits"].items()} == result["returns"]
     assert len({tuple(returns) for returns in every["returns"].values()}) == 3
+    for split, result in both.items():  # the same episodes, asked for alone or with the others
+        assert result["returns"][split] == pytest.approx(every["returns"][split], rel=1e-3)
 
 
 def test_the_same_numbers_every_time(walker, capsys):

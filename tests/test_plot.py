@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.image import imread
 
 from undistracted.__main__ import main
-from undistracted.plot import PlotConfig, Point, interval, plot, source
+from undistracted.adapt.config import preset_adapt
+from undistracted.errors import UserError
+from undistracted.plot import PlotConfig, Point, divide, interval, plot, source
 from undistracted.presets import preset_config
 
 
@@ -40,13 +43,33 @@ def test_unseen_backgrounds_where_there_are_any_and_none_after_the_last_step(tmp
     assert [(p.split, p.mean) for p in seen] == [("train", 1), ("train", 11), ("train", 21)]
 
 
-def test_runs_of_one_name_are_one_curve(tmp_path):
-    """The same seed in two runs counts twice: they are two runs."""
-    files = [curve(tmp_path / name / "dmc" / "cup-catch.csv", [(0, 0, "clean", x)]) for name, x in (("a", 1), ("b", 5))]
-    together = plot(PlotConfig([f"both={file}" for file in files], out=str(tmp_path / "x")))
+def test_runs_of_one_name_are_one_curve_of_as_many_seeds(tmp_path):
+    first, second, again = (
+        curve(tmp_path / name / "dmc" / "walker-run.csv", [(0, seed, "clean", x)])
+        for name, seed, x in (("a", 0, 1), ("b", 1, 5), ("c", 0, 9))
+    )
+    together = plot(PlotConfig([f"both={first}", f"both={second}"], out=str(tmp_path / "x")))
     assert [(p.name, p.seeds, p.mean) for p in together] == [("both", 2, 3.0)]
-    apart = plot(PlotConfig(files, out=str(tmp_path / "x")))
+    apart = plot(PlotConfig([first, second], out=str(tmp_path / "x.png")))
     assert [(p.name, p.seeds, p.mean) for p in apart] == [("a", 1, 1.0), ("b", 1, 5.0)]
+    assert not (tmp_path / "x.png.png").exists()
+    with pytest.raises(UserError, match="'both' on dmc/walker-run with seed 0; name them apart"):
+        plot(PlotConfig([f"both={first}", f"both={again}"], out=str(tmp_path / "x")))
+
+
+def test_what_a_files_name_says_besides_its_task():
+    assert divide("distracted/walker-walk") == ("distracted/walker-walk", "")
+    assert divide("distracted/walker-walk-fast-price") == ("distracted/walker-walk", " fast-price")
+    assert divide("dmc/cartpole-swingup_sparse-x") == ("dmc/cartpole-swingup_sparse", " x")
+    assert divide("gym/my_robot-v0") == ("gym/my_robot-v0", "")
+
+
+def test_many_tasks_are_drawn_in_rows(tmp_path):
+    tasks = "walker-run", "walker-walk", "walker-stand", "hopper-hop"
+    files = [curve(tmp_path / "repo" / "dmc" / f"{task}.csv", [(0, 0, "clean", 1)]) for task in tasks]
+    plot(PlotConfig(files, out=str(tmp_path / "x")))
+    height, width = imread(tmp_path / "x.png").shape[:2]
+    assert width < 3 * height
 
 
 def test_a_run_directory_knows_its_agent_and_task(tmp_path):
@@ -55,6 +78,10 @@ def test_a_run_directory_knows_its_agent_and_task(tmp_path):
     preset_config("distracted/cheetah-run", "debug", "dbc").save(run / "config.json")
     assert source(str(run)) == ("dbc", "distracted/cheetah-run", run / "eval.csv")
     assert source(f"slow price={run}") == ("slow price", "distracted/cheetah-run", run / "eval.csv")
+    (run / "eval.csv").write_text("")
+    assert source(str(run / "eval.csv")) == source(str(run))
+    preset_adapt("runs/x", "distracted/cheetah-run", "debug").save(run)
+    assert source(str(run))[0] == "dbc calibrated-support"
 
 
 def test_interval_of_known_values():
@@ -75,7 +102,11 @@ def test_interval_holds_the_mean_and_moves_with_the_values(values):
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [(None, "neither a run directory nor"), ("a,b\n1,2\n", "does not hold the columns"), ("", "no evaluation to draw")],
+    [
+        (None, "neither a run directory nor"),
+        ("step,seed,split,return\n0,0,test,2\n", "does not hold the columns"),
+        ("", "no evaluation to draw"),
+    ],
 )
 def test_mistakes_are_told_in_one_line(tmp_path, capsys, rows, said):
     path = tmp_path / "repo" / "dmc" / "x.csv"

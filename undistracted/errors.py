@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 # What a disk refuses is no defect, whichever file it meets.
-REFUSALS = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR
+REFUSALS = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EEXIST, errno.ENOTDIR, errno.EISDIR
 
 
 class UserError(Exception):

@@ -65,7 +65,11 @@ class Evaluation:
         self.step, self.running, self.results = step, True, []
         self.policy = self.learner.policy_copy()
         self.carry = self.learner.initial_carry(self.per_seed)
-        seeds = [[c.seed + s, step, i] for s in range(c.seeds) for i in range(self.per_seed)]
+        # By the split's place among all of the task's: asked for alone, it has the same episodes.
+        places = [
+            splits_of(c.task).index(split) * self.per_split + i for split in self.splits for i in range(self.per_split)
+        ]
+        seeds = [[c.seed + s, step, place] for s in range(c.seeds) for place in places]
         self.row = self.envs.reset(episode_seeds(seeds))
         self.frames = {split: [] for split in self.splits}
         self.rows = []  # of the episode whose pictures are shown

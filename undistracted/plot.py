@@ -3,8 +3,8 @@
     undistracted plot runs/walker-walk-* --out walker
     undistracted plot repo=results/curves/repo/distracted/walker-walk.csv "slow price=runs/slow" --steps 100000
 
-Takes run directories and files with the columns of their eval.csv. A curve's name is its run's agent, or what stands
-before the =; runs of one name and task are one curve, each seed of each of them counting once.
+Takes run directories and files with the columns of their eval.csv. A curve's name is its run's agent, with the variant
+of an adaptation, or what stands before the =; runs of one name and task are one curve, of as many seeds.
 """
 
 import csv
@@ -17,7 +17,9 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 import tyro
 
+from undistracted.adapt.config import AdaptConfig
 from undistracted.config import Config
+from undistracted.envs.tasks import task_names
 from undistracted.errors import UserError
 
 COLUMNS = "task", "name", "split", "step", "seeds", "mean", "low", "high"
@@ -57,31 +59,48 @@ def source(argument: str) -> tuple[str, str, Path]:
     named = "=" in argument and not Path(argument).exists()  # a path may have a = of its own
     name, path = argument.split("=", 1) if named else ("", argument)
     path = Path(path)
-    if path.is_dir():
-        config = Config.load_run(path)
-        return name or config.agent, config.task, path / "eval.csv"
+    run = path.parent if path.name == "eval.csv" else path
+    if run.is_dir():
+        config, adapted = Config.load_run(run), (run / "adapt.json").exists()
+        own = f"{config.agent} {AdaptConfig.load_run(run).variant}" if adapted else config.agent
+        return name or own, config.task, run / "eval.csv"
     if path.suffix == ".csv" and path.exists() and len(path.absolute().parts) > 3:
-        agent, family, task = path.absolute().with_suffix("").parts[-3:]
-        return name or agent, f"{family}/{task}", path
+        agent, family, stem = path.absolute().with_suffix("").parts[-3:]
+        task, more = divide(f"{family}/{stem}")
+        return name or agent + more, task, path
     raise UserError(f"'{path}' is neither a run directory nor the .csv file of a curve")
+
+
+def divide(stem: str) -> tuple[str, str]:
+    """A file's task, and what its name says besides: `dmc/walker-walk-slow` -> (`dmc/walker-walk`, ` slow`)."""
+    tasks = [task for task in task_names() if f"{stem}-".startswith(f"{task}-")]
+    task = max(tasks, key=len, default=stem)
+    return task, stem[len(task) :].replace("-", " ", 1)
 
 
 def read(arguments: list[str], split: str, steps: int | None) -> list[Point]:
     """The points of all curves: first the mean over each seed's episodes, then mean and interval over seeds."""
-    episodes = defaultdict(lambda: defaultdict(list))
+    episodes, files = defaultdict(lambda: defaultdict(list)), {}
     for argument in arguments:
         name, task, path = source(argument)
         try:
-            rows = [(int(r["step"]), r["seed"], r["split"], float(r["return"])) for r in csv.DictReader(path.open())]
+            rows = [
+                (int(r["step"]), r["seed"], r["split"], float(r["return"]), r["episode"])
+                for r in csv.DictReader(path.open())
+            ]
         except (KeyError, TypeError, ValueError, FileNotFoundError):
             raise UserError(f"{path} does not hold the columns of an eval.csv") from None
         there = {row[2] for row in rows}
         wanted = split if split != "auto" else "test" if "test" in there else "clean"
-        for step, seed, _, reward in (row for row in rows if row[2] == wanted):
+        for seed in dict.fromkeys(row[1] for row in rows):
+            if files.setdefault((task, name, seed), path) != path:
+                both = f"{files[task, name, seed]} and {path} are both '{name}' on {task} with seed {seed}"
+                raise UserError(f"{both}; name them apart by NAME=RUN")
+        for step, seed, _, reward, _ in (row for row in rows if row[2] == wanted):
             if steps is None or step <= steps:
-                episodes[task, name, wanted, step][path, seed].append(reward)
+                episodes[task, name, wanted, step][seed].append(reward)
     if not episodes:
-        raise UserError(f"no evaluation to draw in {', '.join(arguments)}")
+        raise UserError(f"no evaluation to draw in {', '.join(arguments) or 'nothing: name a run directory'}")
     return [
         Point(*place, len(seeds), *interval([np.mean(returns) for returns in seeds.values()]))
         for place, seeds in sorted(episodes.items())
@@ -103,19 +122,25 @@ def draw(points: list[Point], names: list[str], path: Path) -> None:
     from matplotlib import pyplot
 
     tasks = list(dict.fromkeys((p.task, p.split) for p in points))
-    figure, axes = pyplot.subplots(1, len(tasks), figsize=(1.5 + 4.5 * len(tasks), 3.8), squeeze=False)
-    for (task, split), axis in zip(tasks, axes[0], strict=True):
+    columns = min(len(tasks), 3)
+    rows = -(-len(tasks) // columns)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(1.5 + 4.5 * columns, 3.8 * rows), squeeze=False)
+    for axis in axes.flat[len(tasks) :]:
+        axis.remove()
+    for (task, split), axis in zip(tasks, axes.flat, strict=False):
         for i, name in enumerate(names):
             curve = [p for p in points if (p.task, p.split, p.name) == (task, split, name)]
             if curve:
-                steps, colour = [p.step for p in curve], f"C{i}"
-                axis.plot(steps, [p.mean for p in curve], marker=".", color=colour, label=name, lw=1 if i else 2.5)
+                steps, colour, style = [p.step for p in curve], f"C{i % 10}", ("-", "--", ":")[i // 10 % 3]
+                look = dict(color=colour, ls=style, lw=1 if i else 2.5)
+                axis.plot(steps, [p.mean for p in curve], marker=".", label=name, **look)
                 axis.fill_between(steps, [p.low for p in curve], [p.high for p in curve], color=colour, alpha=0.2, lw=0)
         axis.set(title=f"{task}, {SPLITS[split]}", xlabel="agent steps", ylim=(0, None), xlim=(0, None))
         axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k")
         axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel("return")
-    figure.legend(*legend(axes[0]), loc="outside right center", fontsize=9)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("return")
+    figure.legend(*legend(axes.flat[: len(tasks)]), loc="outside right center", fontsize=9)
     figure.tight_layout(rect=(0, 0, 1 - 1.5 / figure.get_figwidth(), 1))
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
@@ -130,7 +155,7 @@ def legend(axes) -> tuple[list, list]:
 def plot(options: PlotConfig) -> list[Point]:
     """Write OUT.csv and OUT.png; lines in the order of the arguments, the first one bold."""
     points = read(options.runs, options.split, options.steps)
-    out = Path(options.out)
+    out = Path(options.out.removesuffix(".png").removesuffix(".csv"))
     out.parent.mkdir(parents=True, exist_ok=True)
     table, picture = out.with_name(f"{out.name}.csv"), out.with_name(f"{out.name}.png")
     with table.open("w", newline="") as file:
