@@ -27,22 +27,19 @@ def orthogonal(module, key, gain: float = 1.0):
 def glorot(module, key):
     """Weights uniform in sqrt(6 / (inputs + outputs of a unit)), of a GRU's state orthogonal, and zero biases."""
 
-    def uniform(layer, key, inputs, outputs):
-        bound = (6 / (inputs + outputs)) ** 0.5
-        return begun(layer, jax.random.uniform(key, layer.weight.shape, minval=-bound, maxval=bound))
+    uniform = jax.nn.initializers.glorot_uniform
 
     def linear(layer, key):
-        return uniform(layer, key, *layer.weight.shape)
+        return begun(layer, uniform()(key, layer.weight.shape))
 
     def deconv(layer, key):
-        inputs, kernel, _, outputs = layer.weight.shape
-        return uniform(layer, key, kernel**2 * inputs, kernel**2 * outputs)
+        return begun(layer, uniform(in_axis=0)(key, layer.weight.shape))
 
     def encoder(module, key):
         keys = jax.random.split(key, len(module.layers))
-        sizes = [(x.weight.shape[0], WINDOW * x.weight.shape[1]) for x in module.layers]
-        layers = [uniform(x, k, *size) for x, k, size in zip(module.layers, keys, sizes, strict=True)]
-        return eqx.tree_at(lambda x: x.layers, module, layers)
+        shapes = [(x.weight.shape[0] // WINDOW, x.weight.shape[1]) for x in module.layers]
+        weights = [uniform()(k, (WINDOW, *shape)).reshape(-1, shape[1]) for k, shape in zip(keys, shapes, strict=True)]
+        return eqx.tree_at(lambda x: x.layers, module, [*map(begun, module.layers, weights)])
 
     def gru(cell, key):
         k1, k2 = jax.random.split(key)

@@ -118,8 +118,8 @@ class LayerNorm(eqx.Module):
         self.scale, self.shift = jnp.ones(size), jnp.zeros(size)
 
     def __call__(self, x):
-        x = x - x.mean(-1, keepdims=True)  # first: mean(x^2) - mean(x)^2 has no digits left where the mean is large
-        return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-5) * self.scale + self.shift
+        variance = x.var(-1, keepdims=True)  # its own would be mean(x^2) - mean(x)^2: no digits left far from zero
+        return jax.nn.standardize(x, variance=variance, epsilon=1e-5) * self.scale + self.shift
 
 
 class NormedMLP(eqx.Module):

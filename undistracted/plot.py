@@ -22,7 +22,6 @@ from undistracted.config import Config
 from undistracted.envs.tasks import task_names
 from undistracted.errors import UserError
 
-COLUMNS = "task", "name", "split", "step", "seeds", "mean", "low", "high"
 SPLITS = {"train": "seen backgrounds", "test": "unseen backgrounds", "clean": "no background"}
 RESAMPLES = 10_000
 
@@ -86,8 +85,8 @@ def read(arguments: list[str], split: str, steps: int | None) -> list[Point]:
         try:
             rows = [
                 (int(r["step"]), r["seed"], r["split"], float(r["return"]), r["episode"])
-                for r in csv.DictReader(path.open())
-            ]
+                for r in csv.DictReader(path.read_text().splitlines())
+            ]  # the episode, because a table of means has none
         except (KeyError, TypeError, ValueError, FileNotFoundError):
             raise UserError(f"{path} does not hold the columns of an eval.csv") from None
         there = {row[2] for row in rows}
@@ -159,7 +158,7 @@ def plot(options: PlotConfig) -> list[Point]:
     out.parent.mkdir(parents=True, exist_ok=True)
     table, picture = out.with_name(f"{out.name}.csv"), out.with_name(f"{out.name}.png")
     with table.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *points])
+        csv.writer(file).writerows([Point._fields, *points])
     draw(points, list(dict.fromkeys(source(run)[0] for run in options.runs)), picture)
     for last in {(p.task, p.name): p for p in points}.values():
         spread = f"  ({last.low:.0f} to {last.high:.0f})" if last.seeds > 1 else ""

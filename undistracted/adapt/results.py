@@ -18,6 +18,7 @@ import tyro
 
 from undistracted.adapt.config import VARIANTS, AdaptConfig
 from undistracted.errors import UserError, told
+from undistracted.plot import legend
 
 COLUMNS = "task", "variant", "seed", "step", "split", "return"
 
@@ -92,9 +93,7 @@ def draw(rows: list[tuple], path: Path) -> None:
         pair[0].set_ylabel("return")
     for axis in axes[-1]:
         axis.set_xlabel("agent steps")
-    labelled = [axis.get_legend_handles_labels() for axis in axes[:, 0]]
-    named = {label: handle for handles, labels in labelled for handle, label in zip(handles, labels, strict=True)}
-    figure.legend(named.values(), named, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(*legend(axes[:, 0]), loc="outside lower center", ncols=4, fontsize=8)
     figure.tight_layout(rect=(0, 0.18 / len(tasks), 1, 1))
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

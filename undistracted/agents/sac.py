@@ -27,7 +27,7 @@ from undistracted.replay import Replay, push, stack, transitions
 from undistracted.seeds import in_lockstep
 
 PAPER = dict(
-    envs=4,  # the source has one; four cost no time beside an update for each of their steps
+    envs=4,  # the source has one
     prefill=1_000,
     updates_per_step=1.0,
     warm_up_updates=1_000,
