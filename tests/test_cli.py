@@ -20,6 +20,7 @@ MISTAKES = {
     "value": (["train", WALKER, "--steps", "many"], "many"),
     "choice": (["train", WALKER, "--protocol", "mine"], "official"),
     "negative": (["train", WALKER, "--steps", "-1"], "--steps is -1"),
+    "seed": (["train", WALKER, "--seed", "-1"], "--seed is -1"),
     "nothing": (["train", WALKER, "--envs", "0"], "--envs is 0"),
     "agent's own": (["train", WALKER, "--agent", "dbc", "--sac.actor-every", "0"], "--sac.actor-every is 0"),
     "no y": (["train", WALKER, "--agent", "denoised-mdp", "--denoised.y-state", "-1"], "--denoised.y-state is -1"),

@@ -20,6 +20,7 @@ import numpy as np
 
 from undistracted.adapt.align import METHODS, Aligner, Rates, Rows
 from undistracted.adapt.networks import Perceptron
+from undistracted.errors import UserError
 
 SIDE, GAIN = 6.0, 0.025
 HALF, CORNER = jnp.array([SIDE / 2, SIDE]), 1 / 3  # of testing; the upper right part of it, a third a side
@@ -137,6 +138,9 @@ def recover_panel(method: str, added: str, steps: int, seed: int):
 
 def toy(options: ToyConfig) -> dict:
     """Train all panels, draw them in one figure, and write the mean distances to the true latents."""
+    for name in ("steps", "seed"):
+        if not 0 <= getattr(options, name) < 2**32:
+            raise UserError(f"--{name} is {getattr(options, name)}; it must lie between 0 and {2**32 - 1}")
     results, errors = {}, {}
     for method in METHOD_NAMES:
         for added in ADDED:
