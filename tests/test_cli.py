@@ -46,6 +46,9 @@ MISTAKES = {
     "split": (["evaluate", "occupied", "--split", "mine"], "mine"),
     "episodes": (["evaluate", "occupied", "--episodes", "0"], "--episodes is 0"),
     "film": (["evaluate", "occupied", "--video", "film.gif"], "films are .mp4 files"),
+    "film's folder": (["evaluate", "occupied", "--video", "/proc/film.mp4"], "cannot write to /proc"),
+    "run's folder": (["train", WALKER, "--run", "/proc/run"], "cannot write to /proc/run"),
+    "toy's folder": (["toy", "--out", "/proc/toy"], "cannot write to /proc/toy"),
     "surplus": (["tasks", "all"], "takes no arguments"),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from undistracted import checkpoint
 from undistracted.config import Config
 from undistracted.errors import UserError
-from undistracted.files import read_json
+from undistracted.files import check_folder, read_json
 from undistracted.logger import drop_later
 from undistracted.presets import complete
 
@@ -36,6 +36,7 @@ def prepare(config: Config) -> Config:
 def check_unused(run: Path) -> None:
     if checkpoint.steps(run):
         raise UserError(f"{run} already holds a run; continue it with --resume, or name another with --run")
+    check_folder(run, "--run")
 
 
 def open_directory(config: Config, step: int, next_evaluation: int) -> None:

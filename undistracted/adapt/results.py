@@ -18,6 +18,7 @@ import tyro
 
 from undistracted.adapt.config import VARIANTS, AdaptConfig
 from undistracted.errors import UserError, told
+from undistracted.files import check_folder
 from undistracted.plot import legend
 
 COLUMNS = "task", "variant", "seed", "step", "split", "return"
@@ -102,6 +103,7 @@ def draw(rows: list[tuple], path: Path) -> None:
 def results(options: ResultsConfig) -> list[tuple]:
     rows = collect([Path(run) for run in options.runs])
     out = Path(options.out)
+    check_folder(out.parent, "--out")
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.with_suffix(".csv").open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
