@@ -2,6 +2,8 @@
 
 import errno
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 from toy import start
@@ -111,6 +113,13 @@ def test_help_without_a_verb():
     output, errors = process.communicate()
     assert (process.returncode, errors) == (0, "")
     assert all(verb in output for verb in ("train", "evaluate", "bench", "tasks", "agents"))
+
+
+def test_version(capsys):
+    """The package's own, which is also that of its metadata."""
+    assert main(["--version"]) == main(["-V"]) == 0
+    declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    assert capsys.readouterr().out == f"undistracted {declared}\n" * 2
 
 
 def test_help_shows_the_defaults_of_the_preset(capsys):

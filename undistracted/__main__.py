@@ -8,6 +8,7 @@ import json
 import sys
 from operator import attrgetter
 
+from undistracted import __version__
 from undistracted.errors import UserError, did_you_mean, told
 
 # What a resumed run may be told anew; what it is of has a check of its own.
@@ -29,8 +30,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run a verb; 0 on success, 2 with one `error:` line on a user's mistake."""
     verb, *args = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if verb in ("-h", "--help", "help"):
-        print("usage: undistracted VERB ...      (undistracted VERB --help says more)\n")
+        print("usage: undistracted VERB ... | --version      (undistracted VERB --help says more)\n")
         print("\n".join(f"  {name:10s} {text}" for name, text in VERBS.items()))
+        return 0
+    if verb in ("-V", "--version"):
+        print(f"undistracted {__version__}")
         return 0
     return told(globals().get(f"run_{verb}", lambda _: unknown(verb)), args)
 
