@@ -12,9 +12,9 @@ from undistracted.logger import RunLog, Terminal, result_table
 class Report:
     """Writes to the run's directory and shows on the terminal, while training goes on."""
 
-    def __init__(self, run: Path, terminal: Terminal):
+    def __init__(self, run: Path, terminal: Terminal, first: int):
         self.run, self.terminal = run, terminal
-        self.log = RunLog(run, terminal.say)
+        self.log = RunLog(run, terminal.say, first)
         self.films = FilmWriter(terminal.say)
 
     def evaluation(self, results: list[Result], evaluation: Evaluation, step: int, elapsed: float) -> None:

@@ -39,12 +39,15 @@ def check_unused(run: Path) -> None:
     check_folder(run, "--run")
 
 
-def open_directory(config: Config, step: int, next_evaluation: int) -> None:
-    """Write the settings there, and forget what an earlier process wrote after the step that the run goes on from."""
+def open_directory(config: Config, step: int, next_evaluation: int) -> int:
+    """Write the settings there, and forget what an earlier process wrote after the step that the run goes on from, and
+    of it, if it is evaluated again. The first step that something is forgotten of."""
     run = Path(config.run)
     run.mkdir(parents=True, exist_ok=True)
     config.save(run / "config.json")
     last = step if config.resume else -1  # a run that never came to a checkpoint is begun anew
     if not config.resume:
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
-    drop_later(run, last, min(last, next_evaluation - 1))
+    again = step >= min(next_evaluation, config.steps)
+    drop_later(run, last, last - again)
+    return last - again + 1

@@ -67,9 +67,9 @@ class Trainer:
         self.next_evaluation, self.elapsed, self.results = 0, 0.0, None
         if c.resume:
             self._restore(checkpoint.load(self.path, self.learner))
-        open_directory(c, self.step, self.next_evaluation)
+        first = open_directory(c, self.step, self.next_evaluation)
         self.terminal = Terminal(self._title(), c.steps)
-        self.report = Report(self.path, self.terminal)
+        self.report = Report(self.path, self.terminal, first)
 
     @property
     def stop(self) -> bool:
