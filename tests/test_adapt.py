@@ -187,7 +187,7 @@ MISTAKES = {
     "prefill": (["SOURCE", "--envs", "20"], "use --prefill 160 or more"),
     "method": (["SOURCE", "--method", "magic"], "magic"),
     "preset": (["SOURCE", "--preset", "mine"], "choose one of paper, official, debug"),
-    "body": (["SOURCE", "--task", "dmc/cartpole-swingup"], "takes 1 actions, the agent of"),
+    "body": (["SOURCE", "--task", "distracted/cartpole-swingup"], "takes 1 actions, the agent of"),
     "apart": (["SOURCE", "--task", COUNTING], "--calibration 0 --held-out 0"),
     "file": (["SOURCE", "--pairs", "nosuchfile.npz"], "cannot read pairs from 'nosuchfile.npz'"),
     "occupied": (["SOURCE", "--run", "SOURCE"], "already holds a run"),
@@ -204,3 +204,4 @@ def test_mistakes(name, counting, tmp_path, monkeypatch, capsys):
     assert main(["adapt", *arguments, *task]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and words in line
+    assert not [path for path in (*tmp_path.iterdir(), *counting.parent.iterdir()) if path != counting], "no new folder"

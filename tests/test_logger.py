@@ -107,7 +107,7 @@ def test_what_came_later_is_dropped(run):
 )
 def test_what_is_logged_again_is_forgotten_first(run, step, next_evaluation, steps, kept):
     config = preset_config("dmc/walker-walk", "debug", run=str(run), steps=steps, resume=True)
-    first = open_directory(config, step, next_evaluation)
+    first = open_directory(config, {}, step, next_evaluation)
     RunLog(run, pytest.fail, first).close()
     assert sorted({int(row[0]) for row in table(run)[1:]}) == kept
     shown = EventAccumulator(str(run / "tensorboard")).Reload()

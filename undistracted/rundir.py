@@ -1,13 +1,14 @@
 """A run's directory: begun once, and from then on resumed."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
 from undistracted import checkpoint
 from undistracted.config import Config
 from undistracted.errors import UserError
-from undistracted.files import check_folder, read_json
+from undistracted.files import check_folder, read_json, write_whole
 from undistracted.logger import drop_later
 from undistracted.presets import complete
 
@@ -39,12 +40,14 @@ def check_unused(run: Path) -> None:
     check_folder(run, "--run")
 
 
-def open_directory(config: Config, step: int, next_evaluation: int) -> int:
-    """Write the settings there, and forget what an earlier process wrote after the step that the run goes on from, and
-    of it, if it is evaluated again. The first step that something is forgotten of."""
+def open_directory(config: Config, clips: dict, step: int, next_evaluation: int) -> int:
+    """Write settings and clips there, and forget what an earlier process wrote after the step that the run goes on
+    from, and of that step's evaluation, if it is made again. The first step of which something is forgotten."""
     run = Path(config.run)
     run.mkdir(parents=True, exist_ok=True)
     config.save(run / "config.json")
+    if clips:
+        write_whole(run / "videos.json", json.dumps(clips, indent=2) + "\n")
     last = step if config.resume else -1  # a run that never came to a checkpoint is begun anew
     if not config.resume:
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
