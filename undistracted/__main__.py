@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from operator import attrgetter
+from pathlib import Path
 
 from undistracted import __version__
 from undistracted.errors import UserError, did_you_mean, told
@@ -79,8 +80,9 @@ def run_adapt(args: list[str]) -> None:
 
     from undistracted.adapt.config import AdaptConfig, preset_adapt
 
-    preset = value_of(args, "--preset") or "paper"
-    options = parse(AdaptConfig, args, "adapt", preset_adapt(tyro.MISSING, tyro.MISSING, preset))
+    preset, run = value_of(args, "--preset") or "paper", value_of(args, "--run")
+    task = AdaptConfig.load_run(Path(run)).task if run and "--resume" in args else tyro.MISSING
+    options = parse(AdaptConfig, args, "adapt", preset_adapt(tyro.MISSING, task, preset))
     from undistracted.adapt.adapt import adapt
 
     if options.resume:

@@ -19,10 +19,8 @@ def prepare(config: Config) -> Config:
     if config.resume:
         checkpoint.newest(run)
         if (run / "adapt.json").exists():  # training would move all but the encoder, too
-            source, task = (read_json(run / "adapt.json")[name] for name in ("source", "task"))
-            raise UserError(
-                f"{run} holds an adaptation; go on with undistracted adapt {source} --task {task} --run {run} --resume"
-            )
+            source = read_json(run / "adapt.json")["source"]
+            raise UserError(f"{run} holds an adaptation; go on with undistracted adapt {source} --run {run} --resume")
         saved = Config.load_run(run)
         if (saved.task, saved.agent, saved.seed) != (config.task, config.agent, config.seed):
             raise UserError(

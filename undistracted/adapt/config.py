@@ -48,7 +48,7 @@ class AdaptConfig:
     run: str | None = None
     """Run directory of the adapted agent; SOURCE-FAMILY-VARIANT without it."""
     resume: bool = False
-    """Go on from the newest checkpoint of the adapted run."""
+    """Go on from the newest checkpoint of the adapted run; named by --run, it knows its task."""
     collect_source: int = 0
     """Steps of the source's policy in the old look whose encodings stand for the source; 0 takes the saved replay."""
 
