@@ -1,9 +1,9 @@
 """From adapted runs to one table and one figure.
 
-    python -m undistracted.adapt.results runs/walker-walk-* --out results/adaptation
+    python -m undistracted.adapt.results runs/walker-walk-* --out adaptation
 
-writes results/adaptation.csv, mean returns by task, variant, seed, step and split, and results/adaptation.png. At step
-0 the encoder is the source's: its return on train and test is that of a frozen agent, on clean the one to recover.
+writes adaptation.csv, mean returns by task, variant, seed, step and split, and adaptation.png. At step 0 the encoder is
+the source's: its return on train and test is that of a frozen agent, on clean the one to recover.
 """
 
 import csv
@@ -30,7 +30,7 @@ class ResultsConfig:
 
     runs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run directories of adaptations."""
-    out: str = "results/adaptation"
+    out: str = "adaptation"
     """Where to write, without the .csv and .png."""
 
 
