@@ -44,7 +44,8 @@ class Report:
         self.terminal.say("")
         random_return = float(np.mean(random_returns)) if random_returns else None
         self.terminal.console.print(result_table(results, random_return))
-        self.terminal.say(f"{elapsed / 60:.1f} minutes, {updates:,} updates; film: {self.run}/videos")
+        took = f"{elapsed / 60:.1f} minutes without set-up and last evaluation"
+        self.terminal.say(f"{took}, {updates:,} updates; film: {self.run}/videos")
 
     def close(self) -> None:
         self.films.close()
