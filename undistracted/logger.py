@@ -17,6 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from undistracted.evaluation import Result, summarise
 from undistracted.files import write_whole
+from undistracted.wandb_log import WandbLog
 
 EVAL_COLUMNS = "step", "seed", "split", "episode", "return", "length", "success"
 
@@ -45,9 +46,11 @@ class Appended:
 
 
 class RunLog:
-    """Appends to the files of a run directory, from a step on; `say` hears of a disk that is full."""
+    """Appends to the files of a run directory, from a step on; `say` hears of a disk that is full. W&B hears of every
+    scalar, too, where there is one."""
 
-    def __init__(self, run: Path, say: Callable[[str], None], first: int = 0):
+    def __init__(self, run: Path, say: Callable[[str], None], first: int = 0, wandb: WandbLog | None = None):
+        self.wandb = wandb
         events = run / "tensorboard" / f"events.out.tfevents.{time.time_ns()}"
         files = run / "metrics.jsonl", run / "eval.csv", events
         self.files = self.metrics_file, self.eval_file, self.events_file = [Appended(path, say) for path in files]
@@ -74,6 +77,8 @@ class RunLog:
     def close(self) -> None:
         for file in self.files:
             file.close()
+        if self.wandb:
+            self.wandb.close()
 
     def _write_rows(self, rows) -> None:
         self.eval_file.write(table(rows).encode())
@@ -87,8 +92,10 @@ class RunLog:
                 self._scalars(values.pop("step"), values.pop("seed"), values)
 
     def _scalars(self, step: int, seed: int, values: dict) -> None:
-        scalars = [Summary.Value(tag=f"seed{seed}/{name}", simple_value=value) for name, value in values.items()]
-        self._event(step=step, summary=Summary(value=scalars))
+        values = {f"seed{seed}/{name}": value for name, value in values.items()}
+        self._event(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
+        if self.wandb:
+            self.wandb.scalars(step, values)
 
     def _event(self, **fields) -> None:
         self.events.write(Event(wall_time=time.time(), **fields).SerializeToString())

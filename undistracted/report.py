@@ -4,17 +4,19 @@ from pathlib import Path
 
 import numpy as np
 
+from undistracted.config import Config
 from undistracted.evaluation import Evaluation, Result, summarise
 from undistracted.film import FilmWriter, png, sheet
 from undistracted.logger import RunLog, Terminal, result_table
+from undistracted.wandb_log import WandbLog
 
 
 class Report:
     """Writes to the run's directory and shows on the terminal, while training goes on."""
 
-    def __init__(self, run: Path, terminal: Terminal, first: int):
-        self.run, self.terminal = run, terminal
-        self.log = RunLog(run, terminal.say, first)
+    def __init__(self, config: Config, terminal: Terminal, first: int):
+        self.run, self.terminal = Path(config.run), terminal
+        self.log = RunLog(self.run, terminal.say, first, WandbLog(config) if config.wandb else None)
         self.films = FilmWriter(terminal.say)
 
     def evaluation(self, results: list[Result], evaluation: Evaluation, step: int, elapsed: float) -> None:

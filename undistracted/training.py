@@ -69,7 +69,7 @@ class Trainer:
             self._restore(checkpoint.load(self.path, self.learner))
         first = open_directory(c, clips, self.step, self.next_evaluation)
         self.terminal = Terminal(self._title(), c.steps)
-        self.report = Report(self.path, self.terminal, first)
+        self.report = Report(c, self.terminal, first)
 
     @property
     def stop(self) -> bool:

@@ -93,6 +93,8 @@ class AdaptConfig:
     """Steps between lines of metrics.jsonl."""
     checkpoint_every: int = 25_000
     """Steps between checkpoints."""
+    wandb: str | None = None
+    """Log to this project of Weights & Biases, too; needs the extra wandb."""
 
     @property
     def variant(self) -> str:
