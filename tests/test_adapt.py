@@ -134,7 +134,7 @@ def test_pairs_recorded_elsewhere_and_resumed_equals_continuous(counting, tmp_pa
     assert all(np.isfinite(line["held_out_distance"]) for line in metrics(whole)), "a part of a spread that is not zero"
 
     assert adapt(counting, parts, *options, "--steps", 40) == 0
-    assert main(["adapt", str(counting), "--task", STEADY, "--steps", "80", "--run", str(parts), "--resume"]) == 0
+    assert main(["adapt", str(counting), "--steps", "80", "--run", str(parts), "--resume"]) == 0, "its task is known"
     ours, theirs = (arrays(run) for run in runs)
     assert ours.keys() == theirs.keys() and len([name for name in ours if ".players" in name]) > 10
     for name in ours:
@@ -187,7 +187,7 @@ MISTAKES = {
     "prefill": (["SOURCE", "--envs", "20"], "use --prefill 160 or more"),
     "method": (["SOURCE", "--method", "magic"], "magic"),
     "preset": (["SOURCE", "--preset", "mine"], "choose one of paper, official, debug"),
-    "body": (["SOURCE", "--task", "dmc/cartpole-swingup"], "takes 1 actions, the agent of"),
+    "body": (["SOURCE", "--task", "distracted/cartpole-swingup"], "takes 1 actions, the agent of"),
     "apart": (["SOURCE", "--task", COUNTING], "--calibration 0 --held-out 0"),
     "file": (["SOURCE", "--pairs", "nosuchfile.npz"], "cannot read pairs from 'nosuchfile.npz'"),
     "occupied": (["SOURCE", "--run", "SOURCE"], "already holds a run"),
@@ -204,3 +204,4 @@ def test_mistakes(name, counting, tmp_path, monkeypatch, capsys):
     assert main(["adapt", *arguments, *task]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and words in line
+    assert not [path for path in (*tmp_path.iterdir(), *counting.parent.iterdir()) if path != counting], "no new folder"

@@ -137,7 +137,8 @@ def test_a_collapse_is_noticed_once(capsys):
     assert "collapsed" in said[0] and "--calibration" in said[0]
 
 
-def test_results_of_several_runs(tmp_path, capsys):
+def test_results_of_several_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     returns = {0: (100, 90, 800), 50_000: (720, 640, 700)}  # train, test, clean
     for variant, share in (("calibrated-support", 1.0), ("ila", 0.5)):
         run = tmp_path / variant
@@ -149,10 +150,11 @@ def test_results_of_several_runs(tmp_path, capsys):
                 value = value if step == 0 else share * value
                 lines += [f"{step},{seed},{split},{e},{value + e - 0.5},500," for seed in (0, 1) for e in (0, 1)]
         (run / "eval.csv").write_text("\n".join(lines) + "\n")
-    results(ResultsConfig([str(tmp_path / "ila"), str(tmp_path / "calibrated-support")], str(tmp_path / "table")))
-    table = list(csv.DictReader((tmp_path / "table.csv").open()))
+    results(ResultsConfig(["ila", "calibrated-support"]))
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"adaptation.csv", "adaptation.png"}
+    table = list(csv.DictReader((tmp_path / "adaptation.csv").open()))
     assert list(table[0]) == ["task", "variant", "seed", "step", "split", "return"] and len(table) == 2 * 2 * 2 * 3
     assert [row["return"] for row in table if row["variant"] == "ila" and row["step"] == "50000"][-1] == "360.0"
     said = capsys.readouterr().err
     assert "clean 800 before" in said and "80% of clean" in said and "40% of clean" in said
-    assert (tmp_path / "table.png").stat().st_size > 10_000
+    assert (tmp_path / "adaptation.png").stat().st_size > 10_000

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy import COUNTING, follow, start, wait_until
 
 from undistracted import checkpoint
@@ -31,8 +32,11 @@ def contents(run):
     learner = Learner(Config.load_run(run), 6)
     counters = checkpoint.load(run, learner)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    shown = EventAccumulator(str(run / "tensorboard")).Reload()
+    names = [name for name in shown.Tags()["scalars"] if not name.endswith("wall_time")]
     return {
         "arrays": checkpoint.named(jax.device_get((learner.state, learner.replay))),
+        "shown": {name: [(point.step, point.value) for point in shown.Scalars(name)] for name in names},
         "evaluations": (run / "eval.csv").read_text(),
         "metrics": [{name: line[name] for name in line if name != "wall_time"} for line in lines],
         "counters": {name: counters[name] for name in counters if name != "elapsed"},

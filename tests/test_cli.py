@@ -2,6 +2,8 @@
 
 import errno
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 from toy import start
@@ -20,6 +22,7 @@ MISTAKES = {
     "value": (["train", WALKER, "--steps", "many"], "many"),
     "choice": (["train", WALKER, "--protocol", "mine"], "official"),
     "negative": (["train", WALKER, "--steps", "-1"], "--steps is -1"),
+    "seed": (["train", WALKER, "--seed", "-1"], "--seed is -1"),
     "nothing": (["train", WALKER, "--envs", "0"], "--envs is 0"),
     "agent's own": (["train", WALKER, "--agent", "dbc", "--sac.actor-every", "0"], "--sac.actor-every is 0"),
     "no y": (["train", WALKER, "--agent", "denoised-mdp", "--denoised.y-state", "-1"], "--denoised.y-state is -1"),
@@ -45,6 +48,9 @@ MISTAKES = {
     "split": (["evaluate", "occupied", "--split", "mine"], "mine"),
     "episodes": (["evaluate", "occupied", "--episodes", "0"], "--episodes is 0"),
     "film": (["evaluate", "occupied", "--video", "film.gif"], "films are .mp4 files"),
+    "film's folder": (["evaluate", "occupied", "--video", "/proc/film.mp4"], "cannot write to /proc"),
+    "run's folder": (["train", WALKER, "--run", "/proc/run"], "cannot write to /proc/run"),
+    "toy's folder": (["toy", "--out", "/proc/toy"], "cannot write to /proc/toy"),
     "surplus": (["tasks", "all"], "takes no arguments"),
 }
 
@@ -107,6 +113,13 @@ def test_help_without_a_verb():
     output, errors = process.communicate()
     assert (process.returncode, errors) == (0, "")
     assert all(verb in output for verb in ("train", "evaluate", "bench", "tasks", "agents"))
+
+
+def test_version(capsys):
+    """The package's own, which is also that of its metadata."""
+    assert main(["--version"]) == main(["-V"]) == 0
+    declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    assert capsys.readouterr().out == f"undistracted {declared}\n" * 2
 
 
 def test_help_shows_the_defaults_of_the_preset(capsys):

@@ -9,12 +9,14 @@ import os
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from undistracted.config import Config
 from undistracted.evaluation import Result, summarise
 from undistracted.logger import RunLog, Terminal, drop_later, print_summary, result_table
 from undistracted.presets import preset_config
+from undistracted.rundir import open_directory
 
 RESULTS = [
     Result(100, 0, "train", 0, 10.0, 500, 1.0),
@@ -77,8 +79,8 @@ def test_files(run):
 
 
 def test_a_resumed_run_appends(run):
-    RunLog(run, pytest.fail).close()
-    log = RunLog(run, pytest.fail)
+    RunLog(run, pytest.fail, 151).close()
+    log = RunLog(run, pytest.fail, 151)
     log.metrics(200, 1, {"kl": 0.5})
     log.evaluation([RESULTS[0]._replace(step=200)])
     log.close()
@@ -92,6 +94,25 @@ def test_what_came_later_is_dropped(run):
     assert [row[0] for row in table(run)] == ["step", "0", "0", "0"]
     drop_later(run, 10**6, 10**6)
     assert len(logged(run)) == 2 and len(table(run)) == 4
+
+
+@pytest.mark.parametrize(
+    ("step", "next_evaluation", "steps", "kept"),
+    [
+        (100, 200, 150, [0, 100]),
+        (100, 100, 150, [0]),  # is due, and was under way when the run ended
+        (100, 200, 100, [0]),  # is the last policy's, as before
+        (120, 200, 100, [0, 100]),  # has gone further than it now shall
+    ],
+)
+def test_what_is_logged_again_is_forgotten_first(run, step, next_evaluation, steps, kept):
+    config = preset_config("dmc/walker-walk", "debug", run=str(run), steps=steps, resume=True)
+    first = open_directory(config, {}, step, next_evaluation)
+    RunLog(run, pytest.fail, first).close()
+    assert sorted({int(row[0]) for row in table(run)[1:]}) == kept
+    shown = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("seed0/kl")] == [line["step"] for line in logged(run)] == [50, 100]
+    assert [event.step for event in shown.Scalars("seed0/eval/test")] == kept
 
 
 def test_nothing_to_drop(tmp_path):

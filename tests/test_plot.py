@@ -118,3 +118,11 @@ def test_mistakes_are_told_in_one_line(tmp_path, capsys, rows, said):
     assert line.startswith("error:")
     assert said in line
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "/proc/x/y"])
+def test_a_folder_that_cannot_be_written_to_is_told_in_one_line(tmp_path, capsys, out):
+    path = curve(tmp_path / "repo" / "dmc" / "walker-run.csv", [(0, 0, "clean", 1)])
+    assert main(["plot", path, "--out", out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: cannot write to /proc") and "--out" in line

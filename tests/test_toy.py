@@ -62,6 +62,13 @@ def test_everything_is_drawn_and_written(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("error ") == 10
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--steps", "-1"), ("--seed", "-1"), ("--seed", str(2**70))])
+def test_mistakes_are_told_in_one_line(flag, value, tmp_path, capsys):
+    assert main(["toy", flag, value, "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {flag} is {value}; it must lie between 0 and") and not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def optimised():
     """A loop of thousands of steps is worth compiling well."""

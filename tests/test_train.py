@@ -122,7 +122,8 @@ def test_seeds_side_by_side(tmp_path, capsys):
     assert lines[2]["reward_loss"] != lines[3]["reward_loss"]
     assert all(len(values) == 2 and not np.array_equal(*values)
                for name, values in parameters(run).items() if "encoder" in name)  # fmt: skip
-    assert "random policy" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "random policy" in said and "minutes without set-up and last evaluation, 5 updates; film: " in said
 
 
 @pytest.mark.parametrize("sync", [False, True])

@@ -7,7 +7,9 @@ import itertools
 import json
 import sys
 from operator import attrgetter
+from pathlib import Path
 
+from undistracted import __version__
 from undistracted.errors import UserError, did_you_mean, told
 
 # What a resumed run may be told anew; what it is of has a check of its own.
@@ -29,8 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run a verb; 0 on success, 2 with one `error:` line on a user's mistake."""
     verb, *args = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if verb in ("-h", "--help", "help"):
-        print("usage: undistracted VERB ...      (undistracted VERB --help says more)\n")
+        print("usage: undistracted VERB ... | --version      (undistracted VERB --help says more)\n")
         print("\n".join(f"  {name:10s} {text}" for name, text in VERBS.items()))
+        return 0
+    if verb in ("-V", "--version"):
+        print(f"undistracted {__version__}")
         return 0
     return told(globals().get(f"run_{verb}", lambda _: unknown(verb)), args)
 
@@ -75,8 +80,9 @@ def run_adapt(args: list[str]) -> None:
 
     from undistracted.adapt.config import AdaptConfig, preset_adapt
 
-    preset = value_of(args, "--preset") or "paper"
-    options = parse(AdaptConfig, args, "adapt", preset_adapt(tyro.MISSING, tyro.MISSING, preset))
+    preset, run = value_of(args, "--preset") or "paper", value_of(args, "--run")
+    task = AdaptConfig.load_run(Path(run)).task if run and "--resume" in args else tyro.MISSING
+    options = parse(AdaptConfig, args, "adapt", preset_adapt(tyro.MISSING, task, preset))
     from undistracted.adapt.adapt import adapt
 
     if options.resume:

@@ -1,15 +1,11 @@
 """The training environments of every seed, and the rows they give to the replay."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 
 from undistracted.config import Config
 from undistracted.data import by_seed
 from undistracted.envs import clips_of
 from undistracted.evaluation import splits_of
-from undistracted.files import write_whole
 from undistracted.learner import Learner
 from undistracted.rollout import Environments, episode_seeds
 
@@ -66,14 +62,10 @@ class Collector:
         self.returns = [[] for _ in range(c.seeds)]
 
 
-def record_videos(config: Config) -> None:
-    """Write which clips each split uses beside the run's settings; decodes them once, before the workers start."""
-    if "test" not in splits_of(config.task):
-        return
-    names = {
+def clip_names(config: Config) -> dict[str, list[str]]:
+    """Which clips each split uses, where there are splits; decodes them once, before the workers start."""
+    return {
         split: list(clips_of(config.videos, split, config.color, config.protocol, config.seed).names)
-        for split in ("train", "test")
+        for split in splits_of(config.task)
+        if split != "clean"
     }
-    path = Path(config.run)
-    path.mkdir(parents=True, exist_ok=True)
-    write_whole(path / "videos.json", json.dumps(names, indent=2) + "\n")

@@ -159,6 +159,8 @@ class Config:
     """Steps between checkpoints."""
     save_replay: bool = True
     """Keep the replay with the checkpoints: needed to resume and to adapt (6 GB for a paper run)."""
+    wandb: str | None = None
+    """Log to this project of Weights & Biases, too; needs the extra wandb."""
 
     # Of single methods
     tia: settings.TIA = settings.TIA()

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from undistracted.config import Config
 from undistracted.data import by_seed
 from undistracted.errors import UserError
+from undistracted.files import check_folder
 from undistracted.film import write_film
 from undistracted.rollout import Environments, episode_seeds
 
@@ -165,6 +166,8 @@ def evaluate(options: EvaluateConfig) -> dict:
         raise UserError(f"--episodes is {options.episodes}; it must be at least 1")
     if options.video and Path(options.video).suffix != ".mp4":
         raise UserError(f"--video is {options.video}; films are .mp4 files")
+    if options.video:
+        check_folder(Path(options.video).parent, "--video")
     config = Config.load_run(Path(options.run))
     changes = {"task": options.task, "videos": options.videos}
     config = dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})

@@ -1,13 +1,24 @@
-"""Files that are written whole or not at all, and what is said of one that is damaged all the same."""
+"""Folders that can be written to, files that are written whole or not at all, and what is said of a damaged one."""
 
 import json
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from undistracted.errors import UserError
+
+
+def check_folder(path: Path, flag: str) -> None:
+    """Tell before the work, not after it, that a folder cannot be made or written to; leaves no trace of its own."""
+    try:
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        with TemporaryFile(dir=there):  # permissions alone do not tell: /proc refuses even root
+            pass
+    except OSError as e:
+        raise UserError(f"cannot write to {path} ({e.strerror}); name another folder with {flag}") from None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from undistracted.evaluation import Result, summarise
 from undistracted.files import write_whole
+from undistracted.wandb_log import WandbLog
 
 EVAL_COLUMNS = "step", "seed", "split", "episode", "return", "length", "success"
 
@@ -45,26 +46,29 @@ class Appended:
 
 
 class RunLog:
-    """Appends to the files of a run directory; `say` hears of a disk that is full."""
+    """Appends to the files of a run directory, from a step on; `say` hears of a disk that is full. W&B hears of every
+    scalar, too, where there is one."""
 
-    def __init__(self, run: Path, say: Callable[[str], None]):
+    def __init__(self, run: Path, say: Callable[[str], None], first: int = 0, wandb: WandbLog | None = None):
+        self.wandb = wandb
         events = run / "tensorboard" / f"events.out.tfevents.{time.time_ns()}"
         files = run / "metrics.jsonl", run / "eval.csv", events
         self.files = self.metrics_file, self.eval_file, self.events_file = [Appended(path, say) for path in files]
         self.events = RecordWriter(self.events_file)
         self._event(file_version="brain.Event:2")
+        self._forget(first)
         if self.eval_file.file.tell() == 0:
             self._write_rows([EVAL_COLUMNS])
 
     def metrics(self, step: int, seed: int, values: dict) -> None:
         self.metrics_file.write((json.dumps({"step": step, "seed": seed} | values) + "\n").encode())
-        self._scalars(step, {f"seed{seed}/{name}": value for name, value in values.items()})
+        self._scalars(step, seed, values)
 
     def evaluation(self, results: list[Result]) -> None:
         self._write_rows((*r[:4], f"{r.reward:.3f}", r.length, "" if r.success is None else r.success) for r in results)
         for seed in {r.seed for r in results}:
             summary = summarise([r for r in results if r.seed == seed])
-            self._scalars(results[0].step, {f"seed{seed}/eval/{split}": s["return"] for split, s in summary.items()})
+            self._scalars(results[0].step, seed, {f"eval/{split}": s["return"] for split, s in summary.items()})
 
     def picture(self, step: int, name: str, png: bytes, shape: tuple[int, ...]) -> None:
         image = Summary.Image(encoded_image_string=png, height=shape[0], width=shape[1], colorspace=3)
@@ -73,12 +77,25 @@ class RunLog:
     def close(self) -> None:
         for file in self.files:
             file.close()
+        if self.wandb:
+            self.wandb.close()
 
     def _write_rows(self, rows) -> None:
         self.eval_file.write(table(rows).encode())
 
-    def _scalars(self, step: int, values: dict) -> None:
+    def _forget(self, first: int) -> None:
+        """Have TensorBoard drop what an earlier process told it of these steps, but for what metrics.jsonl has kept."""
+        self._event(step=first, session_log=SessionLog(status=SessionLog.START))
+        for line in self.metrics_file.path.read_text().splitlines():
+            values = json.loads(line)
+            if values["step"] >= first:
+                self._scalars(values.pop("step"), values.pop("seed"), values)
+
+    def _scalars(self, step: int, seed: int, values: dict) -> None:
+        values = {f"seed{seed}/{name}": value for name, value in values.items()}
         self._event(step=step, summary=Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()]))
+        if self.wandb:
+            self.wandb.scalars(step, values)
 
     def _event(self, **fields) -> None:
         self.events.write(Event(wall_time=time.time(), **fields).SerializeToString())

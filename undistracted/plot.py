@@ -21,6 +21,7 @@ from undistracted.adapt.config import AdaptConfig
 from undistracted.config import Config
 from undistracted.envs.tasks import task_names
 from undistracted.errors import UserError
+from undistracted.files import check_folder
 
 SPLITS = {"train": "seen backgrounds", "test": "unseen backgrounds", "clean": "no background"}
 RESAMPLES = 10_000
@@ -155,6 +156,7 @@ def plot(options: PlotConfig) -> list[Point]:
     """Write OUT.csv and OUT.png; lines in the order of the arguments, the first one bold."""
     points = read(options.runs, options.split, options.steps)
     out = Path(options.out.removesuffix(".png").removesuffix(".csv"))
+    check_folder(out.parent, "--out")
     out.parent.mkdir(parents=True, exist_ok=True)
     table, picture = out.with_name(f"{out.name}.csv"), out.with_name(f"{out.name}.png")
     with table.open("w", newline="") as file:

@@ -7,6 +7,7 @@ from undistracted.agents import AGENTS, Entry
 from undistracted.config import Config
 from undistracted.envs import check_task, domain
 from undistracted.errors import UserError, did_you_mean
+from undistracted.wandb_log import check_wandb
 
 # The paper's table of hyper-parameters by domain; domains it does not list use the row of walker and cheetah.
 BOTTLENECK = {
@@ -68,7 +69,7 @@ PRESETS: dict[str, dict] = {
     ),
 }
 
-NOT_NEGATIVE = "steps prefill updates_per_step tia.inner_steps denoised.y_belief denoised.y_state"
+NOT_NEGATIVE = "seed steps prefill updates_per_step tia.inner_steps denoised.y_belief denoised.y_state"
 NOT_NEGATIVE += " tdmpc.samples tdmpc.proposals tdmpc.schedule tdmpc.shift"
 POSITIVE = "seeds envs batch length horizon start_every eval_every eval_episodes eval_envs log_every checkpoint_every"
 POSITIVE += " belief state hidden sac.frames sac.latent sac.actor_every sac.target_every sac.model_hidden"
@@ -110,6 +111,7 @@ def complete(config: Config) -> Config:
     """Check the settings and fill in those that depend on task or machine."""
     check_task(config.task)
     agent_entry(config.agent)
+    check_wandb(config)
     for fits, names, text in BOUNDS:
         for name in names:
             value = attrgetter(name)(config)

@@ -4,17 +4,19 @@ from pathlib import Path
 
 import numpy as np
 
+from undistracted.config import Config
 from undistracted.evaluation import Evaluation, Result, summarise
 from undistracted.film import FilmWriter, png, sheet
 from undistracted.logger import RunLog, Terminal, result_table
+from undistracted.wandb_log import WandbLog
 
 
 class Report:
     """Writes to the run's directory and shows on the terminal, while training goes on."""
 
-    def __init__(self, run: Path, terminal: Terminal):
-        self.run, self.terminal = run, terminal
-        self.log = RunLog(run, terminal.say)
+    def __init__(self, config: Config, terminal: Terminal, first: int):
+        self.run, self.terminal = Path(config.run), terminal
+        self.log = RunLog(self.run, terminal.say, first, WandbLog(config) if config.wandb else None)
         self.films = FilmWriter(terminal.say)
 
     def evaluation(self, results: list[Result], evaluation: Evaluation, step: int, elapsed: float) -> None:
@@ -44,7 +46,8 @@ class Report:
         self.terminal.say("")
         random_return = float(np.mean(random_returns)) if random_returns else None
         self.terminal.console.print(result_table(results, random_return))
-        self.terminal.say(f"{elapsed / 60:.1f} minutes, {updates:,} updates; film: {self.run}/videos")
+        took = f"{elapsed / 60:.1f} minutes without set-up and last evaluation"
+        self.terminal.say(f"{took}, {updates:,} updates; film: {self.run}/videos")
 
     def close(self) -> None:
         self.films.close()

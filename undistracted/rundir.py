@@ -1,13 +1,14 @@
 """A run's directory: begun once, and from then on resumed."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
 from undistracted import checkpoint
 from undistracted.config import Config
 from undistracted.errors import UserError
-from undistracted.files import read_json
+from undistracted.files import check_folder, read_json, write_whole
 from undistracted.logger import drop_later
 from undistracted.presets import complete
 
@@ -18,10 +19,8 @@ def prepare(config: Config) -> Config:
     if config.resume:
         checkpoint.newest(run)
         if (run / "adapt.json").exists():  # training would move all but the encoder, too
-            source, task = (read_json(run / "adapt.json")[name] for name in ("source", "task"))
-            raise UserError(
-                f"{run} holds an adaptation; go on with undistracted adapt {source} --task {task} --run {run} --resume"
-            )
+            source = read_json(run / "adapt.json")["source"]
+            raise UserError(f"{run} holds an adaptation; go on with undistracted adapt {source} --run {run} --resume")
         saved = Config.load_run(run)
         if (saved.task, saved.agent, saved.seed) != (config.task, config.agent, config.seed):
             raise UserError(
@@ -36,14 +35,20 @@ def prepare(config: Config) -> Config:
 def check_unused(run: Path) -> None:
     if checkpoint.steps(run):
         raise UserError(f"{run} already holds a run; continue it with --resume, or name another with --run")
+    check_folder(run, "--run")
 
 
-def open_directory(config: Config, step: int, next_evaluation: int) -> None:
-    """Write the settings there, and forget what an earlier process wrote after the step that the run goes on from."""
+def open_directory(config: Config, clips: dict, step: int, next_evaluation: int) -> int:
+    """Write settings and clips there, and forget what an earlier process wrote after the step that the run goes on
+    from, and of that step's evaluation, if it is made again. The first step of which something is forgotten."""
     run = Path(config.run)
     run.mkdir(parents=True, exist_ok=True)
     config.save(run / "config.json")
+    if clips:
+        write_whole(run / "videos.json", json.dumps(clips, indent=2) + "\n")
     last = step if config.resume else -1  # a run that never came to a checkpoint is begun anew
     if not config.resume:
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
-    drop_later(run, last, min(last, next_evaluation - 1))
+    again = step >= min(next_evaluation, config.steps)
+    drop_later(run, last, last - again)
+    return last - again + 1

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from undistracted import checkpoint
-from undistracted.collector import Collector, record_videos
+from undistracted.collector import Collector, clip_names
 from undistracted.config import Config
 from undistracted.evaluation import Evaluation, splits_of, summarise
 from undistracted.interrupt import Request, asked_to_stop
@@ -54,7 +54,7 @@ class Trainer:
     def __init__(self, config: Config, request: Request | None = None):
         self.config, self.path, self.request = config, Path(config.run), request or Request()
         c = config
-        record_videos(c)
+        clips = clip_names(c)
         envs = Environments([c.env("train", seed) for seed in range(c.seeds) for _ in range(c.envs)], c.processes)
         try:
             self.learner = self.make_learner(envs.action_size)
@@ -67,9 +67,9 @@ class Trainer:
         self.next_evaluation, self.elapsed, self.results = 0, 0.0, None
         if c.resume:
             self._restore(checkpoint.load(self.path, self.learner))
-        open_directory(c, self.step, self.next_evaluation)
+        first = open_directory(c, clips, self.step, self.next_evaluation)
         self.terminal = Terminal(self._title(), c.steps)
-        self.report = Report(self.path, self.terminal)
+        self.report = Report(c, self.terminal, first)
 
     @property
     def stop(self) -> bool:

@@ -48,7 +48,7 @@ class AdaptConfig:
     run: str | None = None
     """Run directory of the adapted agent; SOURCE-FAMILY-VARIANT without it."""
     resume: bool = False
-    """Go on from the newest checkpoint of the adapted run."""
+    """Go on from the newest checkpoint of the adapted run; named by --run, it knows its task."""
     collect_source: int = 0
     """Steps of the source's policy in the old look whose encodings stand for the source; 0 takes the saved replay."""
 
@@ -93,6 +93,8 @@ class AdaptConfig:
     """Steps between lines of metrics.jsonl."""
     checkpoint_every: int = 25_000
     """Steps between checkpoints."""
+    wandb: str | None = None
+    """Log to this project of Weights & Biases, too; needs the extra wandb."""
 
     @property
     def variant(self) -> str:

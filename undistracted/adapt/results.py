@@ -1,9 +1,9 @@
 """From adapted runs to one table and one figure.
 
-    python -m undistracted.adapt.results runs/walker-walk-* --out results/adaptation
+    python -m undistracted.adapt.results runs/walker-walk-* --out adaptation
 
-writes results/adaptation.csv, mean returns by task, variant, seed, step and split, and results/adaptation.png. At step
-0 the encoder is the source's: its return on train and test is that of a frozen agent, on clean the one to recover.
+writes adaptation.csv, mean returns by task, variant, seed, step and split, and adaptation.png. At step 0 the encoder is
+the source's: its return on train and test is that of a frozen agent, on clean the one to recover.
 """
 
 import csv
@@ -18,6 +18,7 @@ import tyro
 
 from undistracted.adapt.config import VARIANTS, AdaptConfig
 from undistracted.errors import UserError, told
+from undistracted.files import check_folder
 from undistracted.plot import legend
 
 COLUMNS = "task", "variant", "seed", "step", "split", "return"
@@ -29,7 +30,7 @@ class ResultsConfig:
 
     runs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run directories of adaptations."""
-    out: str = "results/adaptation"
+    out: str = "adaptation"
     """Where to write, without the .csv and .png."""
 
 
@@ -102,6 +103,7 @@ def draw(rows: list[tuple], path: Path) -> None:
 def results(options: ResultsConfig) -> list[tuple]:
     rows = collect([Path(run) for run in options.runs])
     out = Path(options.out)
+    check_folder(out.parent, "--out")
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.with_suffix(".csv").open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])

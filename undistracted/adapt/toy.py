@@ -20,6 +20,8 @@ import numpy as np
 
 from undistracted.adapt.align import METHODS, Aligner, Rates, Rows
 from undistracted.adapt.networks import Perceptron
+from undistracted.errors import UserError
+from undistracted.files import check_folder
 
 SIDE, GAIN = 6.0, 0.025
 HALF, CORNER = jnp.array([SIDE / 2, SIDE]), 1 / 3  # of testing; the upper right part of it, a third a side
@@ -137,13 +139,16 @@ def recover_panel(method: str, added: str, steps: int, seed: int):
 
 def toy(options: ToyConfig) -> dict:
     """Train all panels, draw them in one figure, and write the mean distances to the true latents."""
-    results, errors = {}, {}
+    for name in ("steps", "seed"):
+        if not 0 <= getattr(options, name) < 2**32:
+            raise UserError(f"--{name} is {getattr(options, name)}; it must lie between 0 and {2**32 - 1}")
+    out, results, errors = Path(options.out), {}, {}
+    check_folder(out, "--out")
     for method in METHOD_NAMES:
         for added in ADDED:
             results[method, added] = recover_panel(method, added, options.steps, options.seed)
             errors.setdefault(method, {})[added] = round(results[method, added][2], 3)
             print(f"{method:12s} {added:30s} error {results[method, added][2]:.2f}", file=sys.stderr)
-    out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "toy.json").write_text(json.dumps({"steps": options.steps, "seed": options.seed, "error": errors}, indent=2))
     draw(results, options.seed, out / "toy.png")
