@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -13,9 +14,10 @@ from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy import COUNTING, follow, start, wait_until
 
-from undistracted import checkpoint
+from undistracted import checkpoint, training
 from undistracted.__main__ import main
 from undistracted.config import Config
+from undistracted.errors import UserError
 from undistracted.learner import Learner
 from undistracted.rollout import Environments
 from undistracted.training import Trainer
@@ -153,6 +155,17 @@ def test_dead_environment(tmp_path, monkeypatch, capsys):
     assert 50 <= checkpoint.newest(tmp_path) <= 52, "it is saved where it died"
     assert main(command(tmp_path, 120, "--resume")) == 0
     assert_rows_follow(tmp_path)
+
+
+def test_a_run_that_cannot_begin_leaves_nothing_running(tmp_path, monkeypatch, capsys):
+    def refused(*_):
+        assert len(multiprocessing.active_children()) == 3, "two train, and one evaluates"
+        raise UserError("the log is refused")
+
+    monkeypatch.setattr(training, "Report", refused)
+    assert main(command(tmp_path, 200, "--processes")) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: the log is refused"
+    assert not multiprocessing.active_children()
 
 
 def test_what_was_learned_is_kept_unless_it_has_diverged(tmp_path, monkeypatch, capsys):

@@ -55,21 +55,23 @@ class Trainer:
         self.config, self.path, self.request = config, Path(config.run), request or Request()
         c = config
         clips = clip_names(c)
-        envs = Environments([c.env("train", seed) for seed in range(c.seeds) for _ in range(c.envs)], c.processes)
-        try:
+        with contextlib.ExitStack() as opened:  # closed where something fails before all is there
+            envs = Environments([c.env("train", seed) for seed in range(c.seeds) for _ in range(c.envs)], c.processes)
+            opened.callback(envs.close)
             self.learner = self.make_learner(envs.action_size)
-        except BaseException:
-            envs.close()
-            raise
-        self.collector = Collector(c, envs, self.learner)
-        self.evaluation = Evaluation(c, self.learner)
-        self.taken = self.step = self.count = self.debt = 0  # steps of all seeds, of each; passes; updates owed
-        self.next_evaluation, self.elapsed, self.results = 0, 0.0, None
-        if c.resume:
-            self._restore(checkpoint.load(self.path, self.learner))
-        first = open_directory(c, clips, self.step, self.next_evaluation)
-        self.terminal = Terminal(self._title(), c.steps)
-        self.report = Report(c, self.terminal, first)
+            self.collector = Collector(c, envs, self.learner)
+            self.evaluation = Evaluation(c, self.learner)
+            opened.callback(self.evaluation.close)
+            self.taken = self.step = self.count = self.debt = 0  # steps of all seeds, of each; passes; updates owed
+            self.next_evaluation, self.elapsed, self.results = 0, 0.0, None
+            if c.resume:
+                self._restore(checkpoint.load(self.path, self.learner))
+            first = open_directory(c, clips, self.step, self.next_evaluation)
+            self.terminal = Terminal(self._title(), c.steps)
+            opened.callback(self.terminal.close)
+            self.report = Report(c, self.terminal, first)
+            opened.callback(self.report.close)
+            self.opened = opened.pop_all()
 
     @property
     def stop(self) -> bool:
@@ -209,9 +211,7 @@ class Trainer:
         return f"{c.agent} on {c.task}   {videos}preset {c.preset}   {device}   {c.run}"
 
     def close(self) -> None:
-        self.report.close()
-        self.collector.envs.close()
-        self.evaluation.close()
+        self.opened.close()
 
 
 def next_multiple(step: int, every: int) -> int:
