@@ -38,21 +38,6 @@ def test_beta_rises_above_the_budget_and_falls_below(config, state, update, batc
         assert moved == pytest.approx(sign * i * config.beta_lr, rel=0.02)
 
 
-def test_forecast_teaches_the_dynamics_and_leaves_the_latents_alone(tiny, batch, key, run):
-    usual, model = (RePo(tiny(forecast=weight), batch.action.shape[-1], key) for weight in (0.0, 0.1))
-    _, losses, metrics = run(model, batch, key)
-    plain = run(usual, batch, key)[1]
-    assert set(losses) == {*plain, "forecast"}
-    np.testing.assert_allclose(losses["forecast"].mean(), 0.1 * metrics["kl"], rtol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, {name: losses[name] for name in plain}, plain)
-
-    gradient = eqx.filter_jit(eqx.filter_grad(lambda model: model.losses(batch, key)[1]["forecast"].mean()))(model)
-    dynamics = "inputs", "gru", "prior_hidden", "prior_out"
-    assert not any(zero(getattr(gradient.rssm, name)) for name in dynamics)
-    others = gradient.encoder, gradient.reward, gradient.log_beta
-    assert zero((*others, gradient.rssm.posterior_hidden, gradient.rssm.posterior_out))
-
-
 def test_dual_step_is_its_own_and_unclipped(tiny, state):
     """A clip far below Adam's epsilon stops the model and not beta; a huge dual gradient does not clip the model."""
     config = tiny(clip=1e-12)

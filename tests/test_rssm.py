@@ -102,17 +102,6 @@ def test_step_filters_as_observe_does(rssm, rows, key):
         assert_close(mode, Latent(latents.belief[t], posteriors.mean[t]))
 
 
-@pytest.mark.parametrize("boundary", [fresh_start, official_start])
-def test_forecast_has_the_priors_of_known_states(rows, key, boundary):
-    rssm, (x, action, first) = make(boundary), rows
-    latents, _, priors = observe(rssm, x, action, first, key)
-    forecast = eqx.filter_jit(lambda *args: rssm.forecast(*args))
-    assert_close(forecast(latents.state, action, first), priors)
-    later = forecast(latents.state.at[START, 0].add(1.0), action, first)  # a state is heard of in the row after it
-    moved = np.abs(later.mean - priors.mean).max(-1) > 1e-4
-    assert moved.any(1).tolist() == [False] * (START + 1) + [True] * (T - START - 1) and not moved[:, 1:].any()
-
-
 @pytest.mark.parametrize("what", ["encoding", "action", "both"])
 def test_nothing_leaks_across_an_episode_start(rssm, rows, key, what):
     x, action, first = rows

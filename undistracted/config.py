@@ -109,8 +109,6 @@ class Config:
     """KL balance: prior steps per posterior step, alpha = r / (r + 1); by domain without it."""
     beta_lr: float = 1e-4
     """Adam's rate for log beta."""
-    forecast: float = 0.0
-    """Weight of a further term by which belief and prior learn to foretell the latents as they are; 0: the paper's."""
     official_boundary: bool = False
     """Episode starts as in the released code: belief and last action flow on from the old episode."""
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from undistracted.data import where_rows
 from undistracted.dists import Normal, kl
-from undistracted.nets import GRU, Linear, elu, exact_product, fast_elu, gru_update, product
+from undistracted.nets import GRU, Linear, elu, exact_product, fast_elu, gru_update
 from undistracted.recurrence import hoisted_scan
 
 
@@ -132,23 +132,6 @@ class RSSM(Transition):
         weights, offsets = self.products(action, x)
         latent, posterior = filter_rows(self.unroll, self.inputs.dtype, weights, offsets, start, first, forget, key)
         return latent, posterior, self.prior(latent.belief)
-
-    def forecast(self, state: Float[Array, "T B Z"], action, first: Bool[Array, "T B"]) -> Normal:
-        """The priors of sequences whose sampled states are known: those of `observe`, but only belief and prior, no
-        posterior, have a part in them."""
-        action, forget = self.boundary(action, first)
-        before = jnp.concatenate([jnp.zeros_like(state[:1]), state[:-1]])
-        before = where_rows(first, jnp.zeros_like(before), before)
-        x = elu(self.inputs(jnp.concatenate([before, action], -1)), self.inputs.dtype)
-        (weight, bias), size, dtype = self.gru.merged(), x.shape[-1], self.inputs.dtype
-        weights, offsets = {"gru": weight[size:]}, {"gru": product(x, weight[:size], dtype) + bias}
-
-        def cell(linear, belief, keep):
-            belief = gru_update(linear("gru", belief * keep), belief * keep)
-            return belief, belief
-
-        start, keep = self.initial(first.shape[1]).belief, 1.0 - forget[..., None].astype(jnp.float32)
-        return self.prior(hoisted_scan(cell, self.unroll, dtype, weights, offsets, start, keep))
 
 
 def filter_row(products, dtype: str, latent: Latent, action, x, first, noise=None) -> Latent:

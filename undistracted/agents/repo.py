@@ -17,7 +17,6 @@ from jaxtyping import Array, Float
 
 from undistracted.agents.model import WorldModel, make_encoder, make_reward, make_rssm, reward_nll
 from undistracted.data import Batch
-from undistracted.dists import kl as divergence
 from undistracted.encoder import Encoder
 from undistracted.nets import Scalar
 from undistracted.optim import adam
@@ -31,7 +30,6 @@ class RePo(WorldModel):
     log_beta: Float[Array, ""]  # dual variable of the bottleneck
     epsilon: float = eqx.field(static=True)
     alpha: float = eqx.field(static=True)
-    forecast: float = eqx.field(static=True)
 
     def __init__(self, config, action_size: int, key):
         k = jax.random.split(key, 3)
@@ -40,7 +38,7 @@ class RePo(WorldModel):
         self.reward = make_reward(config, config.belief + config.state, k[2])
         self.log_beta = jnp.log(jnp.float32(config.beta0))
         self.epsilon = config.epsilon
-        self.alpha, self.forecast = config.r / (config.r + 1), config.forecast
+        self.alpha = config.r / (config.r + 1)
 
     def losses(self, batch: Batch, key):
         """Latents z (T, B), the terms of the objective, each (T, B), and what to watch."""
@@ -53,9 +51,6 @@ class RePo(WorldModel):
             "bottleneck": jnp.exp(sg(self.log_beta)) * violation,
             "dual": -self.log_beta * sg(violation),  # log beta climbs while KL exceeds epsilon
         }
-        if self.forecast:  # beside the paper's: dynamics that learn to foretell the latents without changing them
-            foretold = self.rssm.forecast(sg(z.state), batch.action, batch.first)
-            losses["forecast"] = self.forecast * divergence(sg(posterior), foretold)
         metrics = {
             "kl": kl.mean(),
             "beta": jnp.exp(self.log_beta),
