@@ -143,19 +143,24 @@ def test_starts_differ_only_from_the_start_on(rows, key):
 def test_imagine_is_a_loop_over_the_actions(rssm, rows, key):
     actions = rows[1]
     start = Latent(jax.random.normal(key, (B, D)), jax.random.normal(jax.random.key(3), (B, Z)))
-    imagine = eqx.filter_jit(lambda rssm, start, key: rssm.imagine(start, lambda latent, action: action, actions, key))
-    latents, latent, noises = imagine(rssm, start, key), start, []
+
+    def policy(latent, action):
+        return action, latent.belief + action.sum()
+
+    imagine = eqx.filter_jit(lambda rssm, start, key: rssm.imagine(start, policy, actions, key))
+    (latents, notes), latent, noises = imagine(rssm, start, key), start, []
     assert latents.state.shape == (T, B, Z)
     for t in range(T):
         belief = next_belief(rssm, latent, actions[t])
         prior = slow_prior(rssm, belief)
         assert_close(latents.belief[t], belief)
+        assert_close(notes[t], latent.belief + actions[t].sum())  # what the policy noted where it acted
         noises.append(noise_of(latents.state[t], prior))
         latent = Latent(belief, latents.state[t])
     noise = np.stack(noises)
     assert abs(noise.mean()) < 4 / np.sqrt(noise.size)
     assert 0.7 < noise.std() < 1.3
-    other = noise_of(imagine(rssm, start, jax.random.key(9)).state[0], slow_prior(rssm, latents.belief[0]))
+    other = noise_of(imagine(rssm, start, jax.random.key(9))[0].state[0], slow_prior(rssm, latents.belief[0]))
     assert np.abs(other - noise[0]).max() > 0.1  # the key decides
 
 
@@ -165,7 +170,7 @@ def test_policy_sees_the_newest_latent(rssm, key):
     def policy(latent, scale):
         return scale * latent.features[..., :A]
 
-    latents = rssm.imagine(start, policy, jnp.array([1.0, 2.0]), key)
+    latents, _ = rssm.imagine(start, lambda *step: (policy(*step), None), jnp.array([1.0, 2.0]), key)
     assert_close(latents.belief[0], next_belief(rssm, start, policy(start, 1.0)))
     after = jax.tree.map(lambda leaf: leaf[0], latents)
     assert_close(latents.belief[1], next_belief(rssm, after, policy(after, 2.0)))

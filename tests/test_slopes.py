@@ -1,4 +1,4 @@
-"""A head's trace against plain differentiation: values, slopes, and the gradients that it stands for."""
+"""Traces and passages against plain differentiation: values, slopes, and the gradients that it stands for."""
 
 import equinox as eqx
 import jax
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from undistracted.nets import Scalar
-from undistracted.slopes import trace, traced_value
+from undistracted.nets import MLP, Scalar
+from undistracted.slopes import known_output, passage, trace, traced_value
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}  # relative to an array's largest entry
 
@@ -33,3 +33,13 @@ def test_trace_holds_what_differentiation_finds(key, dtype, depth):
 def test_nothing_flows_through_the_trace_itself(key):
     head, x = Scalar(5, 16, 2, key), jax.random.normal(key, (3, 5))
     assert not jax.grad(lambda x: traced_value(head, trace(head, x)).sum())(x).any()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_known_output_has_the_gradient_of_the_network(key, dtype):
+    mlp, x = MLP(5, 16, 2, 3, key, dtype), jax.random.normal(key, (4, 7, 5))
+    c = jnp.cos(jnp.arange(84.0)).reshape(4, 7, 3)
+    out, hidden = jax.jit(passage)(mlp, x)
+    assert_alike(out, mlp(x), dtype)
+    ours = eqx.filter_grad(lambda mlp: (c * known_output(mlp, x, out, hidden)).sum())(mlp)
+    assert_alike(ours, eqx.filter_grad(lambda mlp: (c * mlp(x)).sum())(mlp), dtype)

@@ -14,7 +14,7 @@ from undistracted.dists import Normal, squash, unit_nll
 from undistracted.nets import DTYPES, MLP
 from undistracted.rssm import Latent
 from undistracted.seeds import each_seed
-from undistracted.slopes import Trace, trace, traced_value
+from undistracted.slopes import Trace, known_output, passage, trace, traced_value
 
 
 class Actor(eqx.Module):
@@ -36,7 +36,10 @@ class Actor(eqx.Module):
         return self.mlp.layers[-1].bias.shape[0] // 2
 
     def __call__(self, features) -> Normal:
-        mean, raw = jnp.split(self.mlp(features), 2, -1)
+        return self.normal(self.mlp(features))
+
+    def normal(self, out) -> Normal:
+        mean, raw = jnp.split(out, 2, -1)
         return Normal(5 * jnp.tanh(mean / 5), jax.nn.softplus(raw + self.shift) + self.min_std)
 
     def act(self, features, noise=None):
@@ -64,6 +67,7 @@ class Dream(NamedTuple):
     features: Float[Array, "H+1 n F"]
     noise: Float[Array, "H n A"]
     returns: Float[Array, "H-1 n"]
+    policy: tuple  # the actor's outputs and hidden layers, each (H, n, ...)
     pull: Float[Array, "H n A"]  # gradient of the mean weighted return with respect to each action
     weight: Float[Array, "H-1 1"]  # of each return
     critic: Trace  # of z_1..z_H
@@ -82,15 +86,17 @@ def dream(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_, 
     def rollout(nudge):
         def policy(latent, row):
             noise, nudge = row
-            return sg(actor.act(latent.features, noise)) + nudge
+            out, hidden = sg(passage(actor.mlp, latent.features))
+            return squash(actor.normal(out), noise)[0] + nudge, (out, hidden)
 
-        latent = model.rssm.imagine(start, policy, (noise, nudge), state_key)
-        return latent.features.astype(dtype)  # as heads and policy take them: half to file and to read
+        latent, acted = model.rssm.imagine(start, policy, (noise, nudge), state_key)
+        return latent.features.astype(dtype), acted  # as heads and policy take them: half to file and to read
 
-    features, pull_back = jax.vjp(rollout, jnp.zeros_like(noise))
+    features, pull_back, acted = jax.vjp(rollout, jnp.zeros_like(noise), has_aux=True)
     returns, gradient, critic = each_seed(partial(judge, gamma, lambda_))(model.reward, critic, features, weight)
     (pull,) = pull_back(gradient.astype(dtype))
-    return Dream(jnp.concatenate([start.features[None].astype(dtype), features]), noise, returns, pull, weight, critic)
+    features = jnp.concatenate([start.features[None].astype(dtype), features])
+    return Dream(features, noise, returns, acted, pull, weight, critic)
 
 
 def judge(gamma, lambda_, reward, critic, features, weight):
@@ -107,7 +113,7 @@ def judge(gamma, lambda_, reward, critic, features, weight):
 
 def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float):
     """Losses of actor and critic over a dream; the start z_0 is acted from but is no target of the critic."""
-    policy = actor(dream.features[:-1])
+    policy = actor.normal(known_output(actor.mlp, dream.features[:-1], *dream.policy))
     action, log_prob = squash(policy, dream.noise)
     value = traced_value(critic, dream.critic)[:-1]
     losses = {

@@ -97,6 +97,8 @@ class Config:
     """Of matrix products; parameters and losses are float32. auto = bfloat16 on a GPU."""
     native_conv: bool | None = None
     """Use the library's convolution instead of a matrix product; without it, on a GPU."""
+    merge_gates: bool | None = None
+    """Imagine with the GRU's two products as one; without it, on a GPU."""
     unroll: int = 25
     """Steps of the recurrent loops that are compiled into one."""
 

@@ -132,6 +132,5 @@ def complete(config: Config) -> Config:
     row = BOTTLENECK.get(domain(config.task), BOTTLENECK["walker"])
     chosen = {name: value for name, value in row.items() if getattr(config, name) is None}
     precision = ("bfloat16" if on_gpu() else "float32") if config.precision == "auto" else config.precision
-    if config.native_conv is None:
-        chosen["native_conv"] = on_gpu()
+    chosen |= {name: on_gpu() for name in ("native_conv", "merge_gates") if getattr(config, name) is None}
     return dataclasses.replace(config, preset=resolve_preset(config.preset), precision=precision, **chosen)

@@ -5,7 +5,7 @@ A latent z is a deterministic belief (the GRU's state) and a stochastic state. `
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -54,10 +54,10 @@ class Transition(eqx.Module):
     prior_out: Linear
     unroll: int = eqx.field(static=True)
 
-    def __init__(self, action: int, *, belief, state, hidden, key, dtype, unroll=1):
+    def __init__(self, action: int, *, belief, state, hidden, key, dtype, unroll=1, merge=True):
         k = jax.random.split(key, 6)  # the last two are for the posterior
         self.inputs = Linear(state + action, hidden, k[0], dtype)
-        self.gru = GRU(hidden, belief, k[1], dtype)
+        self.gru = GRU(hidden, belief, k[1], dtype, merge)
         self.prior_hidden = Linear(belief, hidden, k[2], dtype)
         self.prior_out = Linear(hidden, 2 * state, k[3], dtype)
         self.unroll = unroll
@@ -70,18 +70,20 @@ class Transition(eqx.Module):
     def prior(self, belief) -> Normal:
         return normal(self.prior_out.exact(elu(self.prior_hidden(belief), self.inputs.dtype)))
 
-    def imagine(self, start: Latent, policy, rows, key) -> Latent:
-        """Roll the prior out for H steps, acting by `policy(latent, row)` on H rows: the H latents after `start`."""
+    def imagine(self, start: Latent, policy, rows, key) -> tuple[Latent, Any]:
+        """Roll the prior out for H steps, acting by `action, note = policy(latent, row)` on H rows: the H latents after
+        `start`, and the H notes."""
         horizon = jax.tree.leaves(rows)[0].shape[0]
-        noise, gru = jax.random.normal(key, (horizon, *start.state.shape)), self.gru.merged()
+        noise, gru = jax.random.normal(key, (horizon, *start.state.shape)), self.gru.prepared()
 
         def step(latent, row):
             noise, row = row
-            inputs = elu(self.inputs(jnp.concatenate([latent.state, policy(latent, row)], -1)), self.inputs.dtype)
-            belief = self.gru(inputs, latent.belief, gru)
+            action, note = policy(latent, row)
+            inputs = elu(self.inputs(jnp.concatenate([latent.state, action], -1)), self.inputs.dtype)
+            belief = gru(inputs, latent.belief)
             prior = self.prior(belief)
             latent = Latent(belief, prior.mean + prior.std * noise)
-            return latent, latent
+            return latent, (latent, note)
 
         return jax.lax.scan(step, start, (noise, rows), unroll=self.unroll)[1]
 
@@ -91,9 +93,9 @@ class RSSM(Transition):
     posterior_out: Linear
     boundary: Callable = eqx.field(static=True)
 
-    def __init__(self, action, encoding, *, belief, state, hidden, key, dtype, unroll=1, boundary=fresh_start):
-        sizes = dict(belief=belief, state=state, hidden=hidden)
-        super().__init__(action, **sizes, key=key, dtype=dtype, unroll=unroll)
+    def __init__(self, action, encoding, *, key, dtype, boundary=fresh_start, **options):
+        super().__init__(action, key=key, dtype=dtype, **options)
+        (belief, state), hidden = self.sizes, self.inputs.bias.size
         k = jax.random.split(key, 6)
         self.posterior_hidden = Linear(belief + encoding, hidden, k[4], dtype)
         self.posterior_out = Linear(hidden, 2 * state, k[5], dtype)
@@ -163,7 +165,8 @@ def filter_rows(unroll, dtype: str, weights, offsets, start: Latent, first, forg
 def posterior_cell(linear, latent: Latent) -> tuple[Array, Normal]:
     """The next belief and the posterior over the next state; `linear(name, x)` adds action and encoding."""
     inputs = fast_elu(linear("inputs", latent.state))
-    belief = gru_update(linear("gru", jnp.concatenate([inputs, latent.belief], -1)), latent.belief)
+    gates = linear("gru", jnp.concatenate([inputs, latent.belief], -1))
+    belief = gru_update(*jnp.split(gates, 4, -1), latent.belief)
     return belief, normal(linear("out", fast_elu(linear("hidden", belief))))
 
 

@@ -1,7 +1,8 @@
-"""One pass through a head with a single output, forward and back, for all gradients that depend on it.
+"""Passes through networks, each taken once, for all that depends on it.
 
-Whatever depends on such a head's value v has, row by row, the gradient c dv/dx with a number c: so the slopes dv/dx and
-dv/ds, s a layer's sums, are found once, and serve the pull on the head's inputs as well as the gradient of its weights.
+Whatever depends on the value v of a head with one output has, row by row, the gradient c dv/dx with a number c: so the
+slopes dv/dx and dv/ds, s a layer's sums, are found once, and serve the pull on the head's inputs as well as the
+gradient of its weights. The policy's layers are kept as it acts: its loss begins where acting ended.
 """
 
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from undistracted.nets import Scalar, elu, elu_slope, product
+from undistracted.nets import MLP, Scalar, elu, elu_slope, product
 
 
 class Trace(NamedTuple):
@@ -20,12 +21,19 @@ class Trace(NamedTuple):
     slopes: tuple  # of the value, by the layers' sums
 
 
+def passage(mlp: MLP, x) -> tuple[Array, list]:
+    """What comes out of ELU layers, and what comes out of each hidden one."""
+    *hidden, out = mlp.layers
+    after = [x]
+    for layer in hidden:
+        after.append(elu(layer(after[-1]), layer.dtype))
+    return out.exact(after[-1]), after[1:]
+
+
 def trace(head: Scalar, x) -> Trace:
     *hidden, out = head.mlp.layers
-    inputs = [x]
-    for layer in hidden:
-        inputs.append(elu(layer(inputs[-1]), layer.dtype))
-    value = out.exact(inputs[-1])[..., 0]
+    value, after = passage(head.mlp, x)
+    value, inputs = value[..., 0], [x, *after]
     slope, slopes = out.weight[:, 0], [jnp.ones_like(value)[..., None]]
     for layer, y in zip(hidden[::-1], inputs[:0:-1], strict=True):
         slopes.append((slope * elu_slope(y)).astype(y.dtype))
@@ -54,3 +62,28 @@ def gradients(trace: Trace, c):
 
 
 known_value.defvjp(lambda weights, trace: (trace.value, trace), gradients)
+
+
+def known_output(mlp: MLP, x, out, hidden: list) -> Float[Array, "*n y"]:
+    """The output that is known from a passage of x through this network, with its gradient to the network's weights."""
+    weights = [(layer.weight, layer.bias) for layer in mlp.layers]
+    return _known_output(weights, [x.astype(hidden[0].dtype), *hidden], out)
+
+
+@jax.custom_vjp
+def _known_output(weights: list, inputs: list, out):
+    return out
+
+
+def _pull_on_weights(residuals, sums):
+    weights, inputs = residuals
+    pairs = []
+    for (weight, _), x in zip(weights[::-1], inputs[::-1], strict=True):
+        rounded = sums.astype(x.dtype)
+        gradient = jnp.einsum("...i,...o->io", x, rounded).astype(jnp.float32)
+        pairs.append((gradient, sums.sum(range(sums.ndim - 1))))
+        sums = jnp.matmul(rounded, weight.T.astype(x.dtype)).astype(jnp.float32) * elu_slope(x)
+    return pairs[::-1], None, None
+
+
+_known_output.defvjp(lambda weights, inputs, out: (out, (weights, inputs)), _pull_on_weights)

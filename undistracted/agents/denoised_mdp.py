@@ -120,7 +120,7 @@ class Slots(eqx.Module):
         y_state = c.state if own.y_state is None else own.y_state
         y_belief = c.belief if own.y_belief is None else own.y_belief
         y_belief, y_hidden = (y_belief, c.hidden) if y_state else (0, 0)
-        options = dict(dtype=c.precision, unroll=c.unroll)
+        options = dict(dtype=c.precision, unroll=c.unroll, merge=c.merge_gates)
         self.x = Transition(action_size, belief=c.belief, state=c.state, hidden=c.hidden, key=k[0], **options)
         self.y = Transition(0, belief=y_belief, state=y_state, hidden=y_hidden, key=k[1], **options)
         self.posterior_hidden = Linear(c.belief + y_belief + encoding, c.hidden + y_hidden, k[2], c.precision)
@@ -140,7 +140,7 @@ class Slots(eqx.Module):
         """What policy and imagination use of a filtered latent: x."""
         return self.slots(latent)[0]
 
-    def imagine(self, start: Latent, policy, rows, key) -> Latent:
+    def imagine(self, start: Latent, policy, rows, key) -> tuple:
         return self.x.imagine(start, policy, rows, key)
 
     def prior(self, belief) -> Normal:

@@ -48,8 +48,8 @@ def make_encoder(config, key) -> Encoder:
 
 def make_rssm(config, action_size: int, encoding: int, key) -> RSSM:
     sizes = dict(belief=config.belief, state=config.state, hidden=config.hidden)
-    options = dict(dtype=config.precision, unroll=config.unroll, boundary=boundary_of(config))
-    return RSSM(action_size, encoding, **sizes, key=key, **options)
+    options = dict(unroll=config.unroll, merge=config.merge_gates, boundary=boundary_of(config))
+    return RSSM(action_size, encoding, **sizes, key=key, dtype=config.precision, **options)
 
 
 def boundary_of(config):
