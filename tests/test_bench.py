@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from toy import STEADY
 
 from undistracted import bench
 from undistracted.__main__ import main
 from undistracted.agents import AGENTS
-from undistracted.bench import print_bench
+from undistracted.bench import lone_update_time, print_bench
+from undistracted.presets import complete, preset_config
 
 KEYS = [
     "update_ms",
@@ -21,12 +23,13 @@ KEYS = [
     "compile_s",
 ]
 ADAPTATION = ["adapt_step_ms", "adapt_run_minutes"]
+WHOLE = {"repo": KEYS + ADAPTATION, "dbc": KEYS}
 
 
-@pytest.mark.parametrize(("agent", "keys"), [("repo", KEYS + ADAPTATION), ("dbc", KEYS)])
+@pytest.mark.parametrize(("agent", "keys"), WHOLE.items())
 def test_bench_reports_every_rate_as_json(capsys, agent, keys):
     """Of an agent without a world model, which cannot be adapted, too."""
-    task = ["--task", "gym/toy:Steady-v0"] if agent == "dbc" else []
+    task = ["--task", STEADY] if agent == "dbc" else []
     assert main(["bench", "--agent", agent, *task, "--preset", "debug", "--updates", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["agent"], result["preset"]) == (agent, "debug") and "cores" in result["machine"]
@@ -35,14 +38,30 @@ def test_bench_reports_every_rate_as_json(capsys, agent, keys):
     assert result["paper_run_minutes"] * result["end_to_end_steps_per_s"] * 60 / 500_000 == pytest.approx(1)
 
 
+@pytest.mark.parametrize("agent", [name for name in AGENTS if name not in WHOLE])
+def test_update_of_every_agent_can_be_measured(agent):
+    """Of those, too, whose whole bench is not run here."""
+    small = dict(channels=(4, 4), shrink=4)
+    assert lone_update_time(complete(preset_config(STEADY, "debug", agent, **small)), 1) > 0
+
+
+@pytest.mark.parametrize(("agent", "rows"), [("tdmpc", 1_000), ("dbc", 2 * 4 * 2)])
+def test_ring_is_whole_where_every_draw_goes_over_it(monkeypatch, agent, rows):
+    """Others draw from a few rows as fast as from many, and are spared the memory."""
+    for name in ("fill", "compile_time"):
+        monkeypatch.setattr(bench, name, lambda *_: None)
+    monkeypatch.setattr(bench, "update_time", lambda learner, updates: learner.replay.rows.reward.size)
+    assert lone_update_time(complete(preset_config(STEADY, "debug", agent)), 1) == rows
+
+
 def test_agents_are_all_measured(monkeypatch):
-    """Each at its own sizes; that each can be, `bench --agent` shows."""
+    """Each at its own sizes; that each can be, the tests above show."""
     seen = []
     for name in ("measure", "measure_adaptation"):
         monkeypatch.setattr(bench, name, lambda *_: {"update_ms": 1.0, "paper_run_minutes": 1.0})
     monkeypatch.setattr(bench, "environment_rate", lambda envs: 1.0)
     monkeypatch.setattr(bench, "lone_update_time", lambda config, updates: seen.append(config.agent) or 2.0)
-    result = bench.bench(bench.BenchConfig(preset="debug", task="gym/toy:Steady-v0", agents=True))
+    result = bench.bench(bench.BenchConfig(preset="debug", task=STEADY, agents=True))
     assert result["agents"] == dict.fromkeys(AGENTS, 2.0) and seen == list(AGENTS)
 
 

@@ -137,7 +137,9 @@ def environments(config: Config):
 def lone_update_time(config: Config, updates: int) -> float:
     """Of a learner without environments."""
     say(f"measuring {config.agent}: {config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}")
-    learner = Learner(dataclasses.replace(config, replay_size=config.envs * config.length * 2), ACTIONS)
+    if not hasattr(make_agent(config, ACTIONS), "window"):  # a draw by priority goes over the whole ring
+        config = dataclasses.replace(config, replay_size=config.envs * config.length * 2)
+    learner = Learner(config, ACTIONS)
     fill(learner, config)
     compile_time(learner)
     return update_time(learner, updates)
