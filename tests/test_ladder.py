@@ -27,8 +27,8 @@ IMAGINATION = Reading(
     lambda metrics: 2 * (metrics["reward_loss"] / ROWS - 0.5 * np.log(2 * np.pi)),
 )
 AGENTS = dict.fromkeys(("repo", "dreamer", "tia"), IMAGINATION)
-# Its two reward heads share a constant as they like, and the critic values what x's pays.
-AGENTS["denoised-mdp"] = IMAGINATION._replace(value=lambda metrics: metrics["value"] / metrics["reward_x"])
+# Its two reward heads share a constant as they like, and the critic values what x's pays: the rest is y's, for ever.
+AGENTS["denoised-mdp"] = IMAGINATION._replace(value=lambda metrics: metrics["value"] + VALUE * metrics["reward_y"])
 # Slow copies that are not so slow, and hardly any pay for entropy, which the values would include.
 SOFT = Reading(
     lambda metrics: metrics["value"],

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from undistracted.planning import Plan, draw, linear, mppi, warm_start, weighted_moments
+from undistracted.planning import WIDEST, Plan, draw, linear, mppi, warm_start, weighted_moments
 
 SETTINGS = SimpleNamespace(samples=256, elites=32, rounds=8, temperature=3.0, momentum=0.1)
 ZERO, NOBODY = jnp.zeros((3, 2)), jnp.zeros((0, 3, 2))
@@ -45,7 +45,9 @@ def test_every_environment_finds_its_own():
 
 def test_std_lies_between_floor_and_ceiling():
     assert np.asarray(plan(quadratic(BEST), floor=0.3).std).min() == pytest.approx(0.3)
-    np.testing.assert_array_less(plan(lambda actions: jnp.zeros(len(actions))).std, 1.01)  # of clipped actions
+    apart = jnp.stack([jnp.full((3, 2), 5.0), jnp.full((3, 2), -5.0)])  # unlike samples, which are clipped
+    found = plan(lambda actions: jnp.zeros(len(actions)), proposals=apart, samples=0, elites=2)
+    np.testing.assert_array_equal(found.std, WIDEST)
 
 
 def test_a_proposal_better_than_all_samples_wins():

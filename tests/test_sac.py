@@ -120,7 +120,7 @@ def test_copies_follow_at_their_two_rates(start, rows, updated, key):
 
 
 def test_critic_regresses_the_reward_and_the_soft_value_of_what_follows(sac, start, rows, key):
-    """Through the end of an episode too: nothing in a transition tells that the time limit comes next."""
+    """Always: no transition tells that its episode ends. That last steps are drawn too, `test_replay.py` shows."""
     far = start._replace(target=jax.tree.map(lambda x: x + 0.1, start.target), log_alpha=jnp.log(0.7))
     batch = stack(rows, 3)
     _, metrics = jax.jit(sac.update_critic)(far, batch, key)
