@@ -3,7 +3,8 @@
     git worktree add /tmp/before 482860e
     for tree in /tmp/before . /tmp/before .; do PYTHONPATH=$tree python scripts/update_time.py $tree; done
 
-Wall time where nothing else runs; on a busy machine the CPU time of all threads, halved, is what two idle cores would
+With `small` behind the tree's name: at the small preset's sizes, which commits since 463d3c9 have, imagining from every
+row. Wall time where nothing else runs; on a busy machine the CPU time of all threads, halved, is what two idle cores would
 take at best.
 """
 
@@ -23,12 +24,13 @@ try:
 except ImportError:  # before the presets had a file of their own
     from undistracted.config import complete, preset_config
 
-ACTIONS, REPEATS = 6, 25
+ACTIONS, REPEATS = 6, 60
 SIZES = dict(batch=16, length=20, channels=(8, 16, 32, 64), belief=128, state=16, hidden=128, horizon=12)
 LATER = dict(shrink=1, start_every=1)  # settings that came later, at the values that older trees have
 
 known = {field.name for field in dataclasses.fields(Config)}
-sizes = SIZES | {name: value for name, value in LATER.items() if name in known}
+sizes = dict(start_every=1) if "small" in sys.argv else SIZES | LATER
+sizes = {name: value for name, value in sizes.items() if name in known}
 config = complete(preset_config("distracted/walker-walk", "small", **sizes, replay_size=2000, envs=2))
 learner, rng, shape = Learner(config, ACTIONS), np.random.default_rng(0), (1, 2)
 for t in range(60):
@@ -44,4 +46,4 @@ for _ in range(REPEATS + 1):
     walls.append(1e3 * (time.perf_counter() - wall))
     cpus.append(1e3 * (time.process_time() - cpu) / 2)
 for name, times in (("wall", walls[1:]), ("CPU / 2", cpus[1:])):  # the first compiles
-    print(f"{' '.join(sys.argv[1:])}: {name} min {min(times):.0f} median {np.median(times):.0f} ms")
+    print(f"{' '.join(sys.argv[1:])}: {name} min {min(times):.1f} median {np.median(times):.1f} ms")
