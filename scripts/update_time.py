@@ -4,8 +4,8 @@
     for tree in /tmp/before . /tmp/before .; do PYTHONPATH=$tree python scripts/update_time.py $tree; done
 
 With `small` behind the tree's name: at the small preset's sizes, which commits since 463d3c9 have, imagining from every
-row. Wall time where nothing else runs; on a busy machine the CPU time of all threads, halved, is what two idle cores would
-take at best.
+row. Wall time where nothing else runs; on a busy machine the CPU time of all threads, halved, is what two idle cores
+would take at best.
 """
 
 import dataclasses
