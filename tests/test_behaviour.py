@@ -83,7 +83,7 @@ def test_actor_gradient_is_that_of_the_whole_rollout(state, start, dreamt):
             dist = actor(sg(latent.features))
             action = jnp.tanh(dist.mean + dist.std * dreamt.noise[t])
             inputs = jax.nn.elu(model.rssm.inputs(jnp.concatenate([latent.state, action], -1)))
-            belief = model.rssm.gru(inputs, latent.belief)
+            belief = model.rssm.gru.apart(inputs, latent.belief)
             prior = model.rssm.prior(belief)
             latent = Latent(belief, prior.mean + prior.std * state_noise[t])
             rewards.append(model.reward(latent.features))

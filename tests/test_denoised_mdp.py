@@ -52,7 +52,7 @@ def assert_close(actual, expected, **tolerance):
 
 
 def next_belief(slot, latent, *action):
-    return slot.gru(jax.nn.elu(slot.inputs(jnp.concatenate([latent.state, *action], -1))), latent.belief)
+    return slot.gru.apart(jax.nn.elu(slot.inputs(jnp.concatenate([latent.state, *action], -1))), latent.belief)
 
 
 def test_filtering_both_slots_at_once_is_each_by_itself(model, batch, observed):

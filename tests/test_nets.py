@@ -75,7 +75,7 @@ def test_gru_is_the_textbook_one(key, merge):
     (xr, xz, xn), (hr, hz, hn) = np.split(from_x, 3, -1), np.split(from_h, 3, -1)
     update = sigmoid(xz + hz)
     expected = (1 - update) * np.tanh(xn + sigmoid(xr + hr) * hn) + update * double(h)
-    np.testing.assert_allclose(gru(x, h), expected, atol=1e-6)
+    np.testing.assert_allclose(gru.prepared()(x, h), expected, atol=1e-6)
 
 
 def test_merged_gru_product_is_the_separate_ones(key):

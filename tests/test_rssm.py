@@ -43,7 +43,7 @@ def gaussian(out) -> Normal:
 
 def next_belief(rssm, latent, action):
     inputs = jax.nn.elu(rssm.inputs(jnp.concatenate([latent.state, action], -1)))
-    return rssm.gru(inputs, latent.belief)
+    return rssm.gru.apart(inputs, latent.belief)
 
 
 def slow_prior(rssm, belief) -> Normal:

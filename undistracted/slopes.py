@@ -53,12 +53,18 @@ def known_value(weights: list, trace: Trace):
 
 def gradients(trace: Trace, c):
     """Of each layer's weight and bias, for the gradient c (*n,) of the value."""
-    pairs = []
-    for x, slope in zip(trace.inputs, trace.slopes, strict=True):
-        sums = c[..., None] * slope.astype(jnp.float32)
-        weight = jnp.einsum("...i,...o->io", x.astype(trace.inputs[-1].dtype), sums.astype(trace.inputs[-1].dtype))
-        pairs.append((weight.astype(jnp.float32), sums.sum(range(c.ndim))))
+    dtype = trace.inputs[-1].dtype
+    pairs = [
+        layer_gradient(x.astype(dtype), c[..., None] * slope.astype(jnp.float32))
+        for x, slope in zip(trace.inputs, trace.slopes, strict=True)
+    ]
     return pairs, None
+
+
+def layer_gradient(x, sums) -> tuple[Array, Array]:
+    """Of a layer's weight and bias, from its inputs and the gradient of its sums."""
+    weight = jnp.einsum("...i,...o->io", x, sums.astype(x.dtype)).astype(jnp.float32)
+    return weight, sums.sum(range(sums.ndim - 1))
 
 
 known_value.defvjp(lambda weights, trace: (trace.value, trace), gradients)
@@ -79,10 +85,8 @@ def _pull_on_weights(residuals, sums):
     weights, inputs = residuals
     pairs = []
     for (weight, _), x in zip(weights[::-1], inputs[::-1], strict=True):
-        rounded = sums.astype(x.dtype)
-        gradient = jnp.einsum("...i,...o->io", x, rounded).astype(jnp.float32)
-        pairs.append((gradient, sums.sum(range(sums.ndim - 1))))
-        sums = jnp.matmul(rounded, weight.T.astype(x.dtype)).astype(jnp.float32) * elu_slope(x)
+        pairs.append(layer_gradient(x, sums))
+        sums = jnp.matmul(sums.astype(x.dtype), weight.T.astype(x.dtype)).astype(jnp.float32) * elu_slope(x)
     return pairs[::-1], None, None
 
 
