@@ -14,6 +14,7 @@ from undistracted.encoder import (
     PATCHES,
     Encoder,
     Form,
+    in_memory,
     native_conv,
     packed,
     patch_conv,
@@ -136,3 +137,21 @@ def test_a_shared_picture_is_not_mapped(key, pictures):
     out = eqx.filter_vmap(lambda encoder: encoder(pictures[0]), in_axes=0)(encoders)
     first = jax.tree.map(lambda x: x[0], encoders)
     np.testing.assert_allclose(out[0], first(pictures[0]), rtol=1e-5)
+
+
+def test_pixels_are_scaled_once_before_a_cpu_builds_windows_of_them(key):
+    """The branch must survive the compiler: without it, scaling is joined with the windows, and three times as slow."""
+    obs = jax.random.randint(key, (3, 64, 64, 3), 0, 256).astype(jnp.uint8)
+    encoder = Encoder((8, 16, 32), key, shrink=2)
+    assert "conditional(" in jax.jit(lambda obs: encoder(obs)).lower(obs).compile().as_text()
+    for corner in (0, 255):  # whatever the picture that the branch looks at
+        obs = obs.at[0, 0, 0, 0].set(corner)
+        pixels = in_memory(lambda obs: scaled(obs, 2, jnp.float32), obs)
+        np.testing.assert_array_equal(pixels, scaled(obs, 2, jnp.float32))
+
+
+def test_a_cpu_turns_no_side_of_a_weights_gradient(key):
+    """With rows in several axes, the windows or the gradient would be copied, turned, before they are multiplied."""
+    encoder, obs = Encoder((8, 16, 32), key, shrink=2), jnp.zeros((20, 16, 64, 64, 3), jnp.uint8)
+    gradient = jax.jit(lambda encoder, obs: eqx.filter_grad(lambda encoder: encoder(obs).sum())(encoder))
+    assert "15680]" not in gradient.lower(encoder, obs).compile().as_text()

@@ -39,9 +39,12 @@ class Encoder(eqx.Module):
 
     def __call__(self, obs: UInt8[Array, "*n 64 64 3"]) -> Float[Array, "*n x"]:
         """Each layer takes packed pixels; all but the last also pack what they give."""
+        scale = partial(scaled, shrink=self.shrink, dtype=DTYPES[self.layers[0].dtype])
+        if self.form.scale_first:
+            obs, scale = each_seed(partial(in_memory, scale))(obs), lambda pixels: pixels
 
         def pixels(obs):
-            return packed(scaled(obs, self.shrink, DTYPES[self.layers[0].dtype]))
+            return packed(scale(obs))
 
         def middle(x, weight):
             return packed(self.form.conv(x, weight))
@@ -57,6 +60,15 @@ def scaled(obs, shrink: int, dtype, low: int = -1):
         parts = [obs[..., i::shrink, j::shrink, :] for i in range(shrink) for j in range(shrink)]
         obs = sum(part.astype(jnp.float32) for part in parts) / shrink**2
     return obs.astype(dtype) / (255 / (1 - low)) + low
+
+
+def in_memory(fn, obs: UInt8[Array, "..."]):
+    """fn(obs), finished before it is used. XLA's CPU compiler would join it with the copies into windows, one slow loop
+    that scales a pixel anew for each of its windows; it drops an `optimization_barrier`, but keeps a branch, of which
+    it cannot know that it is always taken."""
+    out = jax.eval_shape(fn, obs)
+    always = obs[(0,) * obs.ndim].astype(jnp.int32) < 256
+    return jax.lax.cond(always, fn, lambda _: jnp.zeros(out.shape, out.dtype), obs)
 
 
 def encode(products, pixels, layers: list[Linear], obs) -> Float[Array, "*n x"]:
@@ -119,7 +131,7 @@ def patch_conv(x, weight):
     """A convolution of kernel 2 as one matrix product, fast on a CPU: pairs of columns give what they add to the row of
     outputs at their height and to the one above."""
     pairs, outputs = jnp.concatenate([x[..., :-1, :], x[..., 1:, :]], -1), weight.shape[-1]
-    y = pairs @ jnp.concatenate(jnp.split(weight, 2), -1)
+    y = flat_product(pairs, jnp.concatenate(jnp.split(weight, 2), -1))
     return y[..., :-1, :, :outputs] + y[..., 1:, :, outputs:]
 
 
@@ -132,7 +144,13 @@ def square_conv(x, weight):
     x = jnp.concatenate([x[..., i : i + 2 * h : 2, :, :] for i in range(3)], -1)
     kernel = weight.reshape(2, 2, c, -1)
     outputs = [jnp.pad(kernel, [(i, 1 - i), (j, 1 - j), (0, 0), (0, 0)]) for i in (0, 1) for j in (0, 1)]
-    return x @ jnp.stack(outputs, 3).reshape(9 * c, -1)
+    return flat_product(x, jnp.stack(outputs, 3).reshape(9 * c, -1))
+
+
+def flat_product(x, weight):
+    """x @ weight with all rows in one axis: the gradient of the weight is then a product as a CPU's library takes it,
+    where with several axes one side would be turned first."""
+    return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], -1)
 
 
 def native_conv(x, weight):
@@ -159,11 +177,12 @@ def wide_conv(x, weight):
 
 
 class Form(NamedTuple):
-    """How convolutions are computed: any, and the first with its values packed."""
+    """How convolutions are computed: any, the first with its values packed, and whether from pixels `in_memory`."""
 
     conv: Callable
     first: Callable
+    scale_first: bool = False
 
 
-PATCHES = Form(patch_conv, square_conv)
+PATCHES = Form(patch_conv, square_conv, scale_first=True)
 NATIVE = Form(native_conv, wide_conv)
