@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from undistracted.nets import MLP, Scalar
-from undistracted.slopes import known_output, passage, trace, traced_value
+from undistracted.slopes import known_output, layer_gradient, passage, trace, traced_value
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}  # relative to an array's largest entry
 
@@ -43,3 +43,9 @@ def test_a_known_output_has_the_gradient_of_the_network(key, dtype):
     assert_alike(out, mlp(x), dtype)
     ours = eqx.filter_grad(lambda mlp: (c * known_output(mlp, x, out, hidden)).sum())(mlp)
     assert_alike(ours, eqx.filter_grad(lambda mlp: (c * mlp(x)).sum())(mlp), dtype)
+
+
+def test_a_layers_gradient_turns_none_of_its_rows():
+    x, sums = jnp.ones((12, 40, 96)), jnp.ones((12, 40, 32))
+    compiled = jax.jit(layer_gradient).lower(x, sums).compile().as_text()
+    assert "[480,96]" in compiled and "[96,480]" not in compiled and "[32,480]" not in compiled
