@@ -8,7 +8,18 @@ import pytest
 
 from undistracted.behaviour import Actor
 from undistracted.config import Config
-from undistracted.nets import GRU, MLP, LayerNorm, Linear, Scalar, elu, exact_product, product
+from undistracted.nets import (
+    GRU,
+    MLP,
+    LayerNorm,
+    Linear,
+    Scalar,
+    elu,
+    exact_product,
+    gru_update,
+    lean_gru_update,
+    product,
+)
 from undistracted.rssm import RSSM
 
 PAPER = Config("distracted/walker-walk")
@@ -76,6 +87,20 @@ def test_gru_is_the_textbook_one(key, merge):
     update = sigmoid(xz + hz)
     expected = (1 - update) * np.tanh(xn + sigmoid(xr + hr) * hn) + update * double(h)
     np.testing.assert_allclose(gru.prepared()(x, h), expected, atol=1e-6)
+
+
+def test_the_lean_gru_is_the_same_with_the_same_gradient_and_keeps_less(key):
+    inputs = jax.random.normal(key, (5, 7, 4))
+    weight = jnp.cos(jnp.arange(28.0)).reshape(7, 4)
+
+    def outcome(update):
+        value, gradient = jax.value_and_grad(lambda inputs: (weight * update(*inputs)).sum())(inputs)
+        return update(*inputs), value, gradient
+
+    for ours, theirs in zip(outcome(lean_gru_update), outcome(gru_update), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    kept = [len(jax.tree.leaves(jax.vjp(update, *inputs)[1])) for update in (lean_gru_update, gru_update)]
+    assert kept[0] == 5 < kept[1]
 
 
 def test_merged_gru_product_is_the_separate_ones(key):
