@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from undistracted import learner as module
 from undistracted.agents.latent import LatentAgent
 from undistracted.data import Batch
-from undistracted.learner import Learner, replay_home
+from undistracted.learner import Learner, compiler_options, replay_home
 from undistracted.seeds import Seeds
 
 ACTION_SIZE, ROWS = 6, 24  # actions as of a walker and of toys: runs of them share what is compiled here
@@ -79,6 +80,20 @@ def test_update_and_act_are_traced_and_compiled_once(config, monkeypatch):
     assert learner.updates > ROWS
     # Loose arrays and those tied to a device would be compiled for one after the other, at a minute each on a GPU.
     assert [f._cache_size() for f in (learner._block, learner._act[True], learner._add)] == [1, 1, 1]
+
+
+def test_products_of_an_update_are_spread_over_cpu_cores(monkeypatch):
+    """By Eigen: XLA's newer library, where it is used, shows in the program."""
+    x, weight = jax.numpy.ones((320, 96)), jax.numpy.ones((96, 96))
+
+    def program():
+        return jax.jit(jax.numpy.dot, compiler_options=compiler_options("cpu")).lower(x, weight).compile().as_text()
+
+    assert "ynn" not in program()
+    assert compiler_options("gpu") is None
+    monkeypatch.setattr(module, "CPU_OPTIONS", {"xla_cpu_of_another_version": True})
+    assert compiler_options("cpu") is None
+    assert "dot" in program()
 
 
 def test_metrics_are_means_since_the_last_call_and_decided_by_the_seed(tiny, alone):

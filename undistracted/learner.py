@@ -101,8 +101,9 @@ class Learner:
         self._sample = jax.jit(home.spread(sample, (0, 0, None)))
         self._rate = jax.jit(home.spread(rate, (0, 0, 0)), donate_argnums=0)
         axes = (0, 0, 0, 0, None, 0)
-        self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1))
-        self._block = jax.jit(seeds.spread(block, (0, *axes)), donate_argnums=(0, 1, 2))
+        options = dict(compiler_options=compiler_options(seeds.devices[0].platform))
+        self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1), **options)
+        self._block = jax.jit(seeds.spread(block, (0, *axes)), donate_argnums=(0, 1, 2), **options)
 
         def zeros():
             batch = jax.eval_shape(jax.vmap(sample_one, (0, 0, None)), self.replay, self.sample_keys, 0)
@@ -159,6 +160,21 @@ class Learner:
     def policy_copy(self):
         """The policy as it is now, safe from the updates that follow."""
         return self._copy(self.state.policy)
+
+
+CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}  # without its products
+
+
+def compiler_options(platform: str) -> dict | None:
+    """Of an update. On a CPU, XLA's newer library computes a product of a few hundred rows, as imagination has them, on
+    one core; without it Eigen spreads them. A compiler that does not know the option goes without."""
+    if platform != "cpu":
+        return None
+    try:
+        jax.jit(lambda: 0, compiler_options=CPU_OPTIONS).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return CPU_OPTIONS
 
 
 def replay_home(shapes, seeds: Seeds) -> Seeds:
