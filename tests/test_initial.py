@@ -8,8 +8,9 @@ import pytest
 from undistracted.agents import make_agent
 from undistracted.decoder import Deconv
 from undistracted.encoder import Encoder
+from undistracted.gru import GRU
 from undistracted.initial import as_drawn, glorot, orthogonal
-from undistracted.nets import GRU, MLP, Linear
+from undistracted.nets import MLP, Linear
 from undistracted.presets import complete, preset_config
 
 KEYS = jax.random.split(jax.random.key(0), 2)

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from undistracted.decoder import Deconv
 from undistracted.encoder import Encoder
-from undistracted.nets import GRU, Linear
+from undistracted.gru import GRU
+from undistracted.nets import Linear
 
 WINDOW = 16  # pixels that a convolution of the encoder sees
 

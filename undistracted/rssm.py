@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float
 
 from undistracted.data import where_rows
 from undistracted.dists import Normal, kl
-from undistracted.nets import GRU, Linear, elu, exact_product, fast_elu, gru_update
+from undistracted.gru import GRU, gru_update
+from undistracted.nets import Linear, elu, exact_product, fast_elu
 from undistracted.recurrence import hoisted_scan
 
 

@@ -20,7 +20,8 @@ from undistracted.data import Batch
 from undistracted.decoder import Decoder, image_nll, to_picture
 from undistracted.dists import Normal, kl
 from undistracted.encoder import Encoder
-from undistracted.nets import GRU, Linear, Scalar
+from undistracted.gru import GRU
+from undistracted.nets import Linear, Scalar
 from undistracted.rssm import Latent, Transition, filter_row, filter_rows
 
 
