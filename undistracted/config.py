@@ -73,6 +73,8 @@ class Config:
     # Model
     channels: tuple[int, ...] = (32, 64, 128, 256)
     """Channels of the convolutions."""
+    shift: int = 0
+    """Learn from pictures moved at random by up to this many pixels each way; of the world-model agents."""
     shrink: int = 1
     """Average the picture over squares of this side before the convolutions."""
     belief: int = 200

@@ -69,7 +69,7 @@ PRESETS: dict[str, dict] = {
     ),
 }
 
-NOT_NEGATIVE = "seed steps prefill updates_per_step tia.inner_steps denoised.y_belief denoised.y_state"
+NOT_NEGATIVE = "seed steps prefill shift updates_per_step tia.inner_steps denoised.y_belief denoised.y_state"
 NOT_NEGATIVE += " tdmpc.samples tdmpc.proposals tdmpc.schedule tdmpc.shift"
 POSITIVE = "seeds envs batch length horizon start_every eval_every eval_episodes eval_envs log_every checkpoint_every"
 POSITIVE += " belief state hidden sac.frames sac.latent sac.actor_every sac.target_every sac.model_hidden"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from undistracted.augment import random_shift
 from undistracted.behaviour import Actor, behaviour_losses, dream
 from undistracted.data import Batch, flatten_rows
 from undistracted.errors import UserError
@@ -88,7 +89,10 @@ class LatentAgent:
         return action, Carry(latent, action)
 
     def sample(self, replay: Replay, key) -> Batch:
-        return sequences(replay, key, self.config.length, self.config.batch)
+        batch = sequences(replay, key, self.config.length, self.config.batch)
+        if self.config.shift:
+            batch = batch._replace(obs=random_shift(jax.random.fold_in(key, 1), batch.obs, self.config.shift))
+        return batch
 
     def update(self, state: State, batch: Batch, key) -> tuple[State, dict]:
         """One gradient step: world model, then actor and critic in the imagination of the new model."""
