@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from statistics import median
 
 ACTIONS, ROUNDS, REPEATS = 6, 10, 10
 SIZES = dict(batch=16, length=20, channels=(8, 16, 32, 64), belief=128, state=16, hidden=128, horizon=12)
@@ -70,11 +71,10 @@ def main(trees: list[str], small: bool) -> None:
             seen += json.loads(server.stdout.readline())
     for tree, server, seen in zip(trees, servers, times, strict=True):
         server.stdin.close()
-        for name, column in zip(("wall", "CPU / 2"), map(sorted, zip(*seen, strict=True)), strict=True):
-            first = sorted(x[name != "wall"] for x in times[0])
-            ratio = first[0] / column[0], first[len(first) // 2] / column[len(column) // 2]
-            line = f"{tree}: {name} min {column[0]:.1f} median {column[len(column) // 2]:.1f} ms"
-            print(f"{line}; the first tree's over it {ratio[0]:.2f}, {ratio[1]:.2f}")
+        for kind, name in enumerate(("wall", "CPU / 2")):
+            first, own = ([time[kind] for time in column] for column in (times[0], seen))
+            line = f"{tree}: {name} min {min(own):.1f} median {median(own):.1f} ms; the first tree's over it "
+            print(line + f"{min(first) / min(own):.2f}, {median(first) / median(own):.2f}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ DEBUG = ["--preset", "debug", "--steps", "40", "--eval-every", "1000", "--seed",
 def source(tmp_path_factory):
     """A walker before a clean background, 20 steps an episode, hardly trained."""
     run = tmp_path_factory.mktemp("runs") / "source"
-    assert main(["train", "dmc/walker-walk", *DEBUG, "--action-repeat", "50", "--run", str(run)]) == 0
+    assert main(["train", "dmc/walker-walk", *DEBUG, "--action-repeat", "50", "--shift", "2", "--run", str(run)]) == 0
     return run
 
 
@@ -67,6 +67,7 @@ def test_only_the_encoder_moves(source, adapted):
 def test_what_an_adapted_run_holds(source, adapted):
     config, options = Config.load_run(adapted), AdaptConfig.load_run(adapted)
     assert (config.task, config.steps, config.seed, config.action_repeat) == ("distracted/walker-walk", 60, 3, 50)
+    assert (Config.load_run(source).shift, config.shift) == (2, 0), "pictures are moved for learning, not to align them"
     assert (options.source, options.variant) == (str(source), "calibrated-support")
     rows = list(csv.DictReader((adapted / "eval.csv").open()))
     assert [(row["step"], row["split"]) for row in rows] == [

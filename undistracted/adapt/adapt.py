@@ -64,6 +64,7 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     for name in SHARED:
         changes |= {name: getattr(options, name)} if getattr(options, name) is not None else {}
     changes |= {"replay_size": min(options.replay_size, source.replay_size), "save_replay": True, "warm_up_updates": 0}
+    changes |= {"shift": 0}  # encodings of both looks are compared as the pictures are
     changes |= {"wandb": options.wandb}  # that of the source was asked for the source alone
     return dataclasses.replace(options, run=str(run)), complete(dataclasses.replace(source, **changes))
 
