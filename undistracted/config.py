@@ -113,6 +113,8 @@ class Config:
     """KL balance: prior steps per posterior step, alpha = r / (r + 1); by domain without it."""
     beta_lr: float = 1e-4
     """Adam's rate for log beta."""
+    foresight: int = 0
+    """Learn from rewards told this many steps ahead by the prior alone, too; of RePo."""
     official_boundary: bool = False
     """Episode starts as in the released code: belief and last action flow on from the old episode."""
 

@@ -69,7 +69,7 @@ PRESETS: dict[str, dict] = {
     ),
 }
 
-NOT_NEGATIVE = "seed steps prefill shift updates_per_step tia.inner_steps denoised.y_belief denoised.y_state"
+NOT_NEGATIVE = "seed steps prefill shift foresight updates_per_step tia.inner_steps denoised.y_belief denoised.y_state"
 NOT_NEGATIVE += " tdmpc.samples tdmpc.proposals tdmpc.schedule tdmpc.shift"
 POSITIVE = "seeds envs batch length horizon start_every eval_every eval_episodes eval_envs log_every checkpoint_every"
 POSITIVE += " belief state hidden sac.frames sac.latent sac.actor_every sac.target_every sac.model_hidden"
@@ -122,6 +122,12 @@ def complete(config: Config) -> Config:
         raise UserError(
             f"--prefill {config.prefill} gives each of {config.envs} environments fewer rows than one "
             f"sequence of {config.length}; use --prefill {need} or more"
+        )
+    if 2 * config.foresight > config.length:
+        most = config.length // 2
+        raise UserError(
+            f"--foresight {config.foresight} leaves less than two pieces of a sequence of {config.length} rows; "
+            f"use --foresight {most} or less"
         )
     if config.replay_size // config.envs < config.length:
         need = config.length * config.envs

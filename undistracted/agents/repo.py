@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from undistracted.agents.model import WorldModel, make_encoder, make_reward, make_rssm, reward_nll
 from undistracted.data import Batch
 from undistracted.encoder import Encoder
+from undistracted.foresight import foretold_nll
 from undistracted.nets import Scalar
 from undistracted.optim import adam
 from undistracted.rssm import RSSM, balanced_kl
@@ -30,6 +31,7 @@ class RePo(WorldModel):
     log_beta: Float[Array, ""]  # dual variable of the bottleneck
     epsilon: float = eqx.field(static=True)
     alpha: float = eqx.field(static=True)
+    foresight: int = eqx.field(static=True)
 
     def __init__(self, config, action_size: int, key):
         k = jax.random.split(key, 3)
@@ -39,6 +41,7 @@ class RePo(WorldModel):
         self.log_beta = jnp.log(jnp.float32(config.beta0))
         self.epsilon = config.epsilon
         self.alpha = config.r / (config.r + 1)
+        self.foresight = config.foresight
 
     def losses(self, batch: Batch, key):
         """Latents z (T, B), the terms of the objective, each (T, B), and what to watch."""
@@ -51,6 +54,8 @@ class RePo(WorldModel):
             "bottleneck": jnp.exp(sg(self.log_beta)) * violation,
             "dual": -self.log_beta * sg(violation),  # log beta climbs while KL exceeds epsilon
         }
+        if self.foresight:
+            losses["foresight"] = foretold_nll(self, z, batch, self.foresight, jax.random.fold_in(key, 1))
         metrics = {
             "kl": kl.mean(),
             "beta": jnp.exp(self.log_beta),
