@@ -1,6 +1,7 @@
 """What `undistracted bench` reports; its figures are not tested, only that they are there and make sense."""
 
 import json
+import threading
 
 import pytest
 from toy import STEADY
@@ -8,7 +9,7 @@ from toy import STEADY
 from undistracted import bench
 from undistracted.__main__ import main
 from undistracted.agents import AGENTS
-from undistracted.bench import lone_update_time, print_bench
+from undistracted.bench import lone_update_times, print_bench
 from undistracted.presets import complete, preset_config
 
 KEYS = [
@@ -42,7 +43,8 @@ def test_bench_reports_every_rate_as_json(capsys, agent, keys):
 def test_update_of_every_agent_can_be_measured(agent):
     """Of those, too, whose whole bench is not run here."""
     small = dict(channels=(4, 4), shrink=4)
-    assert lone_update_time(complete(preset_config(STEADY, "debug", agent, **small)), 1) > 0
+    config = complete(preset_config(STEADY, "debug", agent, **small))
+    assert lone_update_times({"one": config}, 1)["one"] > 0
 
 
 @pytest.mark.parametrize(("agent", "rows"), [("tdmpc", 1_000), ("dbc", 2 * 4 * 2)])
@@ -51,18 +53,43 @@ def test_ring_is_whole_where_every_draw_goes_over_it(monkeypatch, agent, rows):
     for name in ("fill", "compile_time"):
         monkeypatch.setattr(bench, name, lambda *_: None)
     monkeypatch.setattr(bench, "update_time", lambda learner, updates: learner.replay.rows.reward.size)
-    assert lone_update_time(complete(preset_config(STEADY, "debug", agent)), 1) == rows
+    assert lone_update_times({agent: complete(preset_config(STEADY, "debug", agent))}, 1) == {agent: rows}
 
 
 def test_agents_are_all_measured(monkeypatch):
     """Each at its own sizes; that each can be, the tests above show."""
-    seen = []
     for name in ("measure", "measure_adaptation"):
         monkeypatch.setattr(bench, name, lambda *_: {"update_ms": 1.0, "paper_run_minutes": 1.0})
     monkeypatch.setattr(bench, "environment_rate", lambda envs: 1.0)
-    monkeypatch.setattr(bench, "lone_update_time", lambda config, updates: seen.append(config.agent) or 2.0)
+    monkeypatch.setattr(bench, "lone_update_times", lambda configs, _: {n: c.agent for n, c in configs.items()})
     result = bench.bench(bench.BenchConfig(preset="debug", task=STEADY, agents=True))
-    assert result["agents"] == dict.fromkeys(AGENTS, 2.0) and seen == list(AGENTS)
+    assert result["agents"] == {name: name for name in AGENTS}
+
+
+def test_updates_are_compiled_side_by_side_and_timed_one_by_one(monkeypatch):
+    """All compilations have begun before the first is done, all are done before the first timing, and the same
+    settings under two names are measured once."""
+    log, both = [], threading.Barrier(2, timeout=30)
+    monkeypatch.setattr(bench, "lone_learner", lambda config: config.batch)
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(bench, "compile_time", lambda learner: log.append(both.wait() >= 0))
+    monkeypatch.setattr(bench, "update_time", lambda learner, updates: log.append(learner) or float(learner))
+    four, eight = (preset_config(STEADY, "debug", batch=n) for n in (4, 8))
+    assert lone_update_times({"a": four, "b": eight, "c": four}, 1) == {"a": 4.0, "b": 8.0, "c": 4.0}
+    assert log == [True, True, 4, 8]
+
+
+def test_growth_is_of_half_the_preset_its_own_and_twice_as_much(monkeypatch):
+    monkeypatch.setattr(bench, "lone_update_times", lambda configs, _: configs)
+    monkeypatch.setattr(bench, "environment_rate", lambda envs: envs.count)
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 1)
+    result = bench.growth(lambda **changes: complete(preset_config(STEADY, "debug", **changes)), 1)
+    for name, values in dict(batch=[2, 4, 8], length=[4, 8, 16], horizon=[2, 4, 8], seeds=[1, 2, 4]).items():
+        assert {x: getattr(c, name) for x, c in result["update_ms"][name].items()} == {x: x for x in values}
+    assert result["env_steps_per_s"] == {"processes": {1: 1, 2: 2}}
+    frames = 64 * 64 * 3 / 1e9
+    small, _, whole = (result["memory_gb"]["replay_size"][rows] for rows in (250, 500, 1_000))
+    assert whole - small == pytest.approx(750 * frames, rel=0.01)
 
 
 def test_growth_is_printed_as_an_outline(capsys):

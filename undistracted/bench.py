@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from undistracted.rollout import Environments
 PAPER_STEPS = 500_000
 ADAPT_STEPS, PAIRS = 50_000, 5_000  # of an adaptation, as in the paper
 SEEDS = 4  # trained at once, where several are
+GROWING = "batch", "length", "horizon"  # settings that an update's time is measured against
 ACTIONS = 6  # of the learners that are measured without environments
 
 
@@ -67,7 +69,7 @@ def bench(options: BenchConfig) -> dict:
     stats = jax.devices()[0].memory_stats() or {}
     result["peak_memory_gb"] = stats["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in stats else None
     if options.agents:
-        result["agents"] = {name: lone_update_time(config(name), options.updates) for name in AGENTS}
+        result["agents"] = lone_update_times({name: config(name) for name in AGENTS}, options.updates)
     if options.growth:
         result["growth"] = growth(config, options.updates)
     return result
@@ -106,11 +108,11 @@ def measure_adaptation(config: Config, updates: int) -> dict:
 
 def growth(config, updates: int) -> dict:
     """Update time, environment rate and memory against what they grow with, around the preset's values."""
-    base, times = config(), {}
-    for name in ("batch", "length", "horizon"):
-        values = [getattr(base, name) * factor // 2 for factor in (1, 2, 4)]
-        times[name] = {value: lone_update_time(config(**{name: value}), updates) for value in values}
-    times["seeds"] = {seeds: lone_update_time(config(seeds=seeds), updates) for seeds in (1, 2, 4)}
+    base = config()
+    values = {name: [getattr(base, name) * factor // 2 for factor in (1, 2, 4)] for name in GROWING}
+    values["seeds"] = [1, 2, 4]
+    each = lone_update_times({(n, x): config(**{n: x}) for n in values for x in values[n]}, updates)
+    times = {n: {x: each[n, x] for x in values[n]} for n in values}
     rates, memory = {}, {}
     for processes in sorted({1, os.cpu_count() // 2, os.cpu_count(), 2 * os.cpu_count()} - {0}):
         with environments(config(envs=processes)) as envs:
@@ -134,15 +136,28 @@ def environments(config: Config):
         envs.close()
 
 
-def lone_update_time(config: Config, updates: int) -> float:
-    """Of a learner without environments."""
-    say(f"measuring {config.agent}: {config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}")
+def lone_update_times(configs: dict[Any, Config], updates: int) -> dict[Any, float]:
+    """Of learners without environments, by the names of their settings. They are compiled side by side, since one may
+    take a minute for a GPU, and timed one after the other. Equal settings are measured once."""
+    learners = {config: lone_learner(config) for config in configs.values()}
+    say(f"compiling {len(learners)} updates")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_time, learners.values()))
+    times = {}
+    for config, learner in learners.items():
+        sizes = f"{config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}"
+        times[config] = update_time(learner, updates)
+        say(f"{config.agent}: {sizes}: {times[config]:.2f} ms")
+    return {name: times[config] for name, config in configs.items()}
+
+
+def lone_learner(config: Config) -> Learner:
+    """With a few rows to learn from."""
     if not hasattr(make_agent(config, ACTIONS), "window"):  # a draw by priority goes over the whole ring
         config = dataclasses.replace(config, replay_size=config.envs * config.length * 2)
     learner = Learner(config, ACTIONS)
     fill(learner, config)
-    compile_time(learner)
-    return update_time(learner, updates)
+    return learner
 
 
 def say(text: str) -> None:
