@@ -1,5 +1,6 @@
 """From environments to replay: every row is what happened, in the order in which it happened."""
 
+import multiprocessing
 from multiprocessing.shared_memory import SharedMemory
 
 import jax
@@ -118,7 +119,7 @@ def test_an_environments_exception_is_raised_here(processes):
 
 def test_a_dead_process_is_missed_and_one_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE", 0.5)
-    envs = Environments([{"hangs": True}, {}], True, Broken)
+    envs = Environments([{"takes": 60}, {}], True, Broken)
     envs.reset([0, 1])
     memory = envs.workers.rows.memory.name
     envs.workers.processes[1].kill()
@@ -129,6 +130,32 @@ def test_a_dead_process_is_missed_and_one_that_hangs_is_ended(monkeypatch):
     assert not any(process.is_alive() for process in envs.workers.processes)
     with pytest.raises(FileNotFoundError):
         SharedMemory(memory)
+
+
+def test_an_exception_is_not_taken_for_a_death_while_others_take_their_time(monkeypatch):
+    monkeypatch.setattr(workers, "LOOK", 0.1)
+    envs = Environments([{"takes": 2}, {}], True, Broken)
+    try:
+        envs.reset([0, 1])
+        for env, steps in enumerate((0, 2)):  # the second is at its last step when the first is at its first
+            envs.workers.rows.action[:] = 0
+            for _ in range(steps):
+                envs.workers.rows.order[env] = workers.STEP
+                envs.workers.go[env].release()
+                assert envs.workers.done.acquire(timeout=30)
+        envs.send(np.zeros((2, 6)))
+        with pytest.raises(ConnectionResetError, match="the robot hung up"):
+            envs.receive()
+    finally:
+        envs.close()
+
+
+def test_those_that_were_made_end_with_one_that_was_not():
+    """Else they would wait for ever, and this process for them when it ends."""
+    before = set(multiprocessing.active_children())
+    with pytest.raises(UserError, match="no such video"):
+        Environments([{}, {"broken": True}, {}], True, Broken)
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_actions_that_are_no_numbers_are_told():

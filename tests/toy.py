@@ -114,12 +114,12 @@ class Noted(gymnasium.Wrapper):
 
 
 class Broken(gymnasium.Env):
-    """Breaks at its third step, or, on demand, before its first; or hangs in its first."""
+    """Breaks at its third step, or, on demand, before its first; or takes its time for its first."""
 
     observation_space, action_space = Counting.observation_space, Counting.action_space
 
-    def __init__(self, broken=False, hangs=False):
-        self.hangs = hangs
+    def __init__(self, broken=False, takes=0):
+        self.takes = takes
         if broken:
             raise UserError("no such video")
 
@@ -129,8 +129,8 @@ class Broken(gymnasium.Env):
 
     def step(self, action):
         self.t += 1
-        if self.hangs:
-            time.sleep(60)
+        if self.t == 1:
+            time.sleep(self.takes)
         if self.t == 3:
             raise ConnectionResetError("the robot hung up")  # of the environment's own, not of the pipe to it
         return np.zeros((64, 64, 3), np.uint8), 1.0, False, False, {}

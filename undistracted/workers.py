@@ -135,7 +135,11 @@ class Workers:
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
-        self.spaces = [self._hear(pipe) for pipe in self.pipes][0]
+        try:
+            self.spaces = [self._hear(pipe) for pipe in self.pipes][0]
+        except BaseException:  # the others would wait for ever, and with them the end of this process
+            self.close()
+            raise
         self.rows = Rows(self.count, self.spaces)
         for pipe in self.pipes:
             pipe.send(self.rows.memory.name)
@@ -149,7 +153,8 @@ class Workers:
         """Until all are done."""
         for _ in range(self.count):
             while not self.done.acquire(timeout=LOOK):
-                if not all(process.is_alive() for process in self.processes):
+                living = (process.is_alive() for process in self.processes)
+                if not all(alive or failed for alive, failed in zip(living, self.rows.failed, strict=True)):
                     raise DeadEnvironment
         for i in np.flatnonzero(self.rows.failed):
             self._hear(self.pipes[i])
