@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from functools import partial
 
 import jax
 import numpy as np
@@ -18,9 +19,12 @@ from undistracted import checkpoint, training
 from undistracted.__main__ import main
 from undistracted.config import Config
 from undistracted.errors import UserError
+from undistracted.evaluation import Evaluation
+from undistracted.interrupt import drive
 from undistracted.learner import Learner
 from undistracted.rollout import Environments
 from undistracted.training import Trainer
+from undistracted.workers import DeadEnvironment
 
 
 def command(run, steps, *more):
@@ -187,3 +191,55 @@ def test_what_was_learned_is_kept_unless_it_has_diverged(tmp_path, monkeypatch, 
     assert "not finite" in capsys.readouterr().err and checkpoint.newest(tmp_path) == step
     assert main(command(tmp_path, 120, "--resume")) == 0
     assert_rows_follow(tmp_path)
+
+
+def test_what_has_diverged_replaces_no_checkpoint(tmp_path, monkeypatch, capsys):
+    """Even where the policy still acts: it learns from the critic next."""
+    save = Trainer.save
+
+    def with_a_broken_critic(self):
+        if self.step > 100:
+            broken = jax.tree.map(lambda x: x * np.nan, self.learner.state.critic)
+            self.learner.state = self.learner.state._replace(critic=broken)
+        save(self)
+
+    monkeypatch.setattr(Trainer, "save", with_a_broken_critic)
+    assert main(command(tmp_path, 200)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: the policy or what it learns from is not finite") and "lower rates" in error
+    assert checkpoint.newest(tmp_path) == 100
+
+
+def test_who_asked_for_an_end_does_not_wait_for_an_evaluation(tmp_path, monkeypatch):
+    """An episode on a robot may take minutes. The evaluation is begun again on resume."""
+    advance = Trainer._advance
+
+    def stop_while_it_runs(self):
+        advance(self)
+        if self.step > 100 and self.evaluation.running:
+            self.request.stop = True
+
+    def finish(self):
+        raise AssertionError("waited")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_advance", stop_while_it_runs)
+        assert main(command(tmp_path, 100)) == 0
+        patch.setattr(Evaluation, "finish", finish)
+        assert main(command(tmp_path, 200, "--resume")) == 0
+    step = checkpoint.newest(tmp_path)
+    assert 100 < step < 200
+    assert checkpoint.load(tmp_path, Learner(Config.load_run(tmp_path), 6))["next_evaluation"] == 100
+
+
+def test_an_environment_that_ctrl_c_ended_while_it_was_made_is_no_mistake():
+    """It is told to leave Ctrl-C alone only once it runs."""
+
+    def make(request, asked):
+        request.stop = asked
+        raise DeadEnvironment
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(partial(make, asked=True))
+    with pytest.raises(DeadEnvironment):
+        drive(partial(make, asked=False))

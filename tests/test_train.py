@@ -141,3 +141,4 @@ def test_learning_goes_on_beside_the_environments_or_with_sync_after_them(tiny, 
     trainer.taken = trainer.count = trainer.debt = 0
     trainer._advance()
     assert calls == (["act", "send", "receive", "learn"] if sync else ["act", "learn", "send", "receive"])
+    assert trainer.debt == 2 * trainer.config.updates_per_step, "a checkpoint made now holds all that is owed"

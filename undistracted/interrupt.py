@@ -1,7 +1,12 @@
-"""Ctrl-C and SIGTERM as a request."""
+"""Ctrl-C and SIGTERM as a request, and runs that end where nothing is lost."""
 
 import contextlib
 import signal
+from collections.abc import Callable
+from typing import Any
+
+from undistracted.rollout import Diverged
+from undistracted.workers import DeadEnvironment
 
 
 class Request:
@@ -30,3 +35,22 @@ def asked_to_stop():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def drive(make: Callable[[Request], Any]) -> dict:
+    """Run the trainer that is made to its end, or until asked to stop, and leave nothing running."""
+    with asked_to_stop() as request:  # already now: JAX, interrupted where it happens to be, may not survive it
+        try:
+            trainer = make(request)
+        except DeadEnvironment:
+            request.heed()  # an environment that is still being made does not know yet that Ctrl-C is not for it
+            raise
+        try:
+            return trainer.run()
+        except Diverged:
+            raise
+        except Exception:
+            trainer.rescue()
+            raise
+        finally:
+            trainer.close()

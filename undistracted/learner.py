@@ -181,6 +181,12 @@ def compiler_options(platform: str) -> dict | None:
     return CPU_OPTIONS
 
 
+@jax.jit
+def all_finite(tree) -> jax.Array:
+    """Whether all its numbers are numbers."""
+    return jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]))
+
+
 def replay_home(shapes, seeds: Seeds) -> Seeds:
     """The seeds' devices where each one's share of the replay fits beside the learner, else the host."""
     need = seeds.share * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))

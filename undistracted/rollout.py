@@ -15,7 +15,7 @@ class Diverged(UserError):
     """What was learned is worth nothing any more."""
 
     def __init__(self):
-        super().__init__("the policy's actions are not finite: learning has diverged; try lower rates")
+        super().__init__("the policy or what it learns from is not finite: learning has diverged; try lower rates")
 
 
 class Episode(NamedTuple):

@@ -8,7 +8,6 @@ wait for its rows: strict alternation, slower. Nothing depends on timing either 
 
 import contextlib
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from undistracted import checkpoint
 from undistracted.collector import Collector, clip_names
 from undistracted.config import Config
 from undistracted.evaluation import Evaluation, splits_of, summarise
-from undistracted.interrupt import Request, asked_to_stop
-from undistracted.learner import Learner
+from undistracted.interrupt import Request, drive
+from undistracted.learner import Learner, all_finite
 from undistracted.logger import Terminal
 from undistracted.report import Report
 from undistracted.rollout import Diverged, Environments
@@ -33,21 +32,6 @@ COUNTERS = "taken", "count", "debt", "next_evaluation", "elapsed"
 def train(config: Config) -> dict:
     """Train as configured; the summary of the final evaluation, e.g. `train(config)["test"]["return"]`."""
     return drive(partial(Trainer, prepare(config)))
-
-
-def drive(make: Callable[[Request], "Trainer"]) -> dict:
-    """Run to the end, or until asked to stop, and leave nothing running."""
-    with asked_to_stop() as request:  # already now: JAX, interrupted where it happens to be, may not survive it
-        trainer = make(request)
-        try:
-            return trainer.run()
-        except Diverged:
-            raise
-        except Exception:
-            trainer.rescue()
-            raise
-        finally:
-            trainer.close()
 
 
 class Trainer:
@@ -118,6 +102,7 @@ class Trainer:
         if evaluation:
             evaluation.send()
         self.collector.receive()
+        self.debt += self.config.updates_per_step * self.collector.steps / self.config.seeds
         if self.config.sync:
             self._learn()
         if evaluation:
@@ -127,7 +112,6 @@ class Trainer:
         self.count += 1
 
     def _learn(self) -> None:
-        self.debt += self.config.updates_per_step * self.collector.steps / self.config.seeds
         self.debt -= self.learner.update(self.debt)
 
     def _evaluate_if_due(self) -> None:
@@ -169,7 +153,9 @@ class Trainer:
         self.save()
 
     def save(self) -> None:
-        """Write a checkpoint; an evaluation under way is begun again on resume."""
+        """Write a checkpoint; an evaluation under way is begun again on resume. What has diverged replaces nothing."""
+        if not all_finite(self.learner.state):
+            raise Diverged
         if self.evaluation.running:
             self.next_evaluation = self.evaluation.step
         counters = {name: getattr(self, name) for name in COUNTERS}
@@ -190,10 +176,11 @@ class Trainer:
         self.collector.returns, self.collector.random_returns = counters["returns"], counters["random_returns"]
 
     def _finish(self) -> dict:
-        """Save, evaluate the final policy, show the table."""
-        self._checkpoint()
+        """Save, evaluate the final policy, show the table; who asked for an end does not wait for an evaluation."""
         if self.stop:
+            self.save()
             return self._stopped(f"at step {self.step:,} and saved; go on with --resume --run {self.path}")
+        self._checkpoint()
         self.evaluation.start(self.step)
         self._report(self.evaluation.finish())
         self.report.final(self.results, self.collector.random_returns, self.elapsed, self.learner.updates)

@@ -28,11 +28,11 @@ from undistracted.config import Config
 from undistracted.errors import UserError
 from undistracted.evaluation import summarise
 from undistracted.files import read_arrays
-from undistracted.interrupt import Request
+from undistracted.interrupt import Request, drive
 from undistracted.learner import Learner
 from undistracted.presets import complete
 from undistracted.rundir import check_unused
-from undistracted.training import Trainer, drive
+from undistracted.training import Trainer
 
 COLLAPSED = 0.01  # of the source's spread
 # Settings of an adaptation that are its run's too; the source's where they are None.
