@@ -146,7 +146,11 @@ def test_every_preset_has_an_agent(agent, preset):
     ("agent", "settings", "words"),
     [
         ("repo", dict(horizon=1), "--horizon 2 or more"),
+        ("repo", dict(channels=(4,) * 5), "--shrink 1 and 5 convolutions .* leave nothing of a picture"),
+        ("repo", dict(shrink=3), "--shrink must divide 64"),
+        ("repo", dict(channels=()), "at least one convolution"),
         ("dbc", dict(channels=(4,) * 5), "at most 4"),
+        ("dbc", dict(shrink=32), "leave nothing of a picture"),
         ("tdmpc", dict(tdmpc=TDMPC(samples=8, proposals=2, elites=11)), "11 are more than 8 samples and 2 proposals"),
     ],
 )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
-from undistracted.encoder import encode, scaled
+from undistracted.encoder import encode, last_side, scaled
 from undistracted.errors import UserError
 from undistracted.nets import DTYPES, Linear
 
@@ -59,10 +59,7 @@ class Convs(eqx.Module):
 
     @property
     def size(self) -> int:
-        side = 64 // self.shrink
-        for conv in self.convs:
-            side = conv.side(side)
-        return side**2 * self.layers[-1].bias.shape[0]
+        return last_side(self.shrink, [conv.side for conv in self.convs]) ** 2 * len(self.layers[-1].bias)
 
     def __call__(self, obs: UInt8[Array, "*n 64 64 c"]) -> Float[Array, "*n x"]:
         pixels = partial(scaled, shrink=self.shrink, dtype=DTYPES[self.layers[0].dtype], low=0)

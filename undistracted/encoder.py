@@ -5,7 +5,7 @@ its own, which a `vmap` over seeds calls seed by seed; all else of the agent is 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import equinox as eqx
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
+from undistracted.errors import UserError
 from undistracted.nets import DTYPES, Linear
 from undistracted.seeds import each_seed
 
@@ -32,10 +33,7 @@ class Encoder(eqx.Module):
 
     @property
     def size(self) -> int:
-        side = 64 // self.shrink
-        for _ in self.layers:
-            side = side // 2 - 1
-        return side**2 * self.layers[-1].bias.shape[0]
+        return last_side(self.shrink, [lambda side: side // 2 - 1] * len(self.layers)) ** 2 * len(self.layers[-1].bias)
 
     def __call__(self, obs: UInt8[Array, "*n 64 64 3"]) -> Float[Array, "*n x"]:
         """Each layer takes packed pixels; all but the last also pack what they give."""
@@ -52,6 +50,17 @@ class Encoder(eqx.Module):
         inner = len(self.layers) - 1
         products = (self.form.first, *[middle] * inner)[:inner] + (self.form.conv,)
         return encode(products, pixels, self.layers, obs)
+
+
+def last_side(shrink: int, sides: list[Callable]) -> int:
+    """Of what convolutions, each told by the side that it makes of another, leave of an averaged picture."""
+    last = reduce(lambda side, smaller: smaller(side), sides, 64 // shrink)
+    if not sides or 64 % shrink or last < 1:
+        raise UserError(
+            f"--shrink {shrink} and {len(sides)} convolutions (--channels) leave nothing of a picture; --shrink must "
+            "divide 64, and there must be at least one convolution, but not too many"
+        )
+    return last
 
 
 def scaled(obs, shrink: int, dtype, low: int = -1):
