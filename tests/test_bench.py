@@ -34,7 +34,7 @@ def test_bench_reports_every_rate_as_json(capsys, agent, keys):
     assert main(["bench", "--agent", agent, *task, "--preset", "debug", "--updates", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["agent"], result["preset"]) == (agent, "debug") and "cores" in result["machine"]
-    assert result.keys() == {"machine", "agent", "preset", "peak_memory_gb", *keys}
+    assert result.keys() == {"machine", "agent", "preset", "peak_memory_gb", "peak_memory_gb_4_seeds", *keys}
     assert all(result[key] > 0 for key in keys)
     assert result["paper_run_minutes"] * result["end_to_end_steps_per_s"] * 60 / 500_000 == pytest.approx(1)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -59,15 +60,15 @@ def bench(options: BenchConfig) -> dict:
     say(f"{options.agent} at preset {config().preset} on {machine}")
     result = {"machine": machine, "agent": options.agent, "preset": config().preset}
     result |= measure(config(), options.updates)
+    result["peak_memory_gb"] = peak_memory()
     several = measure(config(seeds=SEEDS), options.updates)
+    result[f"peak_memory_gb_{SEEDS}_seeds"] = peak_memory()
     result[f"update_ms_per_seed_{SEEDS}"] = several["update_ms"] / SEEDS
     result[f"paper_run_minutes_{SEEDS}_seeds"] = several["paper_run_minutes"]
     if isinstance(make_agent(config(), ACTIONS), LatentAgent):  # others cannot be adapted
         result |= measure_adaptation(config(), options.updates)
     with environments(config(envs=1)) as envs:
         result["env_steps_per_s_1_process"] = environment_rate(envs)
-    stats = jax.devices()[0].memory_stats() or {}
-    result["peak_memory_gb"] = stats["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in stats else None
     if options.agents:
         result["agents"] = lone_update_times({name: config(name) for name in AGENTS}, options.updates)
     if options.growth:
@@ -78,6 +79,7 @@ def bench(options: BenchConfig) -> dict:
 def measure(config: Config, updates: int) -> dict:
     """All rates of one configuration."""
     say(f"measuring {config.seeds} seed{'s' * (config.seeds > 1)}")
+    gc.collect()  # a learner's compiled calls refer to it: what was measured before would stay
     with environments(config) as envs:
         result = {"env_steps_per_s": environment_rate(envs)}
         learner = Learner(config, envs.action_size)
@@ -124,6 +126,12 @@ def growth(config, updates: int) -> dict:
         )
         del learner
     return {"update_ms": times, "env_steps_per_s": {"processes": rates}, "memory_gb": {"replay_size": memory}}
+
+
+def peak_memory() -> float | None:
+    """The most that the device has held so far, in GB, where it tells."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in stats else None
 
 
 @contextlib.contextmanager

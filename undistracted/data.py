@@ -1,8 +1,8 @@
 """The data conventions of the whole package, written once.
 
 Axes      Arrays are time-major, `(T, B, ...)`: T steps, B sequences, H imagined steps, A action size, Z stochastic
-          state size, D belief size. Several seeds are trained at once along a leading axis S that only `learner.py`
-          and `replay.py` see: everything else is written for one seed and mapped.
+          state size, D belief size. Several seeds are trained at once along a leading axis S: agents and replay are
+          written for one seed, which `learner.py` maps, and what runs around them has rows (S, E, ...).
 Rows      Row t holds `o_t` and the action and reward *that led to it*, plus `first_t`. On first rows action and
           reward are zero, and belief, state and action are reset. The last observation of an episode is a row too,
           so no reward is lost.
