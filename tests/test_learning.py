@@ -24,4 +24,4 @@ def test_small_preset_learns_a_distracted_task(tmp_path, seed):
     with (run / "eval.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
     last = [float(row["return"]) for row in rows if row["step"] == rows[-1]["step"]]
-    assert np.mean(last) >= 3 * np.mean(counters["random_returns"])
+    assert np.mean(last) >= 2 * np.mean(counters["random_returns"])
