@@ -195,7 +195,7 @@ def test_learns_from_pictures_of_the_past_to_move_a_bar_to_the_middle(tiny, opti
         action = rng.uniform(-1, 1, (*x.shape, ACTION_SIZE)).astype(np.float32) * ~first[..., None]
         x = np.where(first, rng.uniform(-1, 1, x.shape), np.clip(x + action[..., 0], -1, 1))
         learner.add(Batch(bar(x), action, np.where(first, 0, 1 - np.abs(x)).astype(np.float32), first))
-    learner.update(300)
+    learner.update(500)
     assert all(np.isfinite(value) for value in learner.metrics()[0].values())
     row = Batch(bar(np.array([[-0.8, 0.8]])), np.zeros((1, 2, ACTION_SIZE)), np.zeros((1, 2)), np.ones((1, 2), bool))
     action, _ = learner.act(learner.initial_carry(2), row, 0, learner.policy_copy())
