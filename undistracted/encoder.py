@@ -108,13 +108,14 @@ def forward(products, pixels, weights, obs):
 
 
 def backward(products, pixels, residuals, gradient):
-    """Gradients of weights and biases; pixels have none. ReLU's slope is found from its value; the scaled pixels are
-    cheaper to make again than to keep."""
+    """Gradients of weights and biases; pixels have none. ReLU's slope is found from its value, by `!= 0`: of `> 0` XLA
+    knows that it is the sums' sign as well, keeps them for it, and then joins no ReLU with its convolution. The scaled
+    pixels are cheaper to make again than to keep."""
 
     def layers(weights, obs, found, gradient):
         inputs, gradients = [pixels(obs), *found[:-1]], []
         for product, (weight, bias), x, y in reversed([*zip(products, weights, inputs, found, strict=True)]):
-            gradient = jnp.where(y > 0, gradient, 0)
+            gradient = jnp.where(y != 0, gradient, 0)
             bias = gradient.astype(jnp.float32).sum(range(gradient.ndim - 1)).reshape(-1, len(bias)).sum(0)
             gradient, weight = jax.vjp(product, x, weight.astype(x.dtype))[1](gradient)
             gradients.append((weight.astype(jnp.float32), bias))
