@@ -17,8 +17,8 @@ import time
 from statistics import median
 
 ACTIONS, ROUNDS, REPEATS = 6, 10, 10
-SIZES = dict(batch=16, length=20, channels=(8, 16, 32, 64), belief=128, state=16, hidden=128, horizon=12)
-LATER = dict(shrink=1, start_every=1)  # settings that came later, at the values that older trees have
+SIZES = dict(batch=16, length=20, channels=(8, 16, 32, 64), shrink=1, belief=128, state=16, hidden=128, horizon=12)
+LATER = dict(start_every=1, shift=0, foresight=0)  # settings that came later, at the values that older trees have
 
 
 def make_learner(small: bool):
@@ -35,7 +35,7 @@ def make_learner(small: bool):
         from undistracted.config import complete, preset_config
 
     known = {field.name for field in dataclasses.fields(Config)}
-    sizes = {name: x for name, x in (dict(start_every=1) if small else SIZES | LATER).items() if name in known}
+    sizes = {name: x for name, x in (LATER if small else SIZES | LATER).items() if name in known}
     config = complete(preset_config("distracted/walker-walk", "small", **sizes, replay_size=2000, envs=2))
     learner, rng, shape = Learner(config, ACTIONS), np.random.default_rng(0), (1, 2)
     for t in range(60):
