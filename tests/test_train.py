@@ -136,8 +136,13 @@ def test_learning_goes_on_beside_the_environments_or_with_sync_after_them(tiny, 
     trainer = Trainer.__new__(Trainer)
     trainer.config, trainer.evaluation = tiny(sync=sync), SimpleNamespace(running=False)
     trainer.learner = SimpleNamespace(update=record("learn", 0))
-    methods = {name: record(name) for name in ("act", "send", "receive")}
-    trainer.collector = SimpleNamespace(steps=2, **methods)
+    methods = {name: record(name) for name in ("act", "send")}
+
+    def receive():
+        calls.append("receive")
+        trainer.collector.steps = 2
+
+    trainer.collector = SimpleNamespace(steps=0, receive=receive, **methods)  # at first rows of episodes
     trainer.taken = trainer.count = trainer.debt = 0
     trainer._advance()
     assert calls == (["act", "send", "receive", "learn"] if sync else ["act", "learn", "send", "receive"])
