@@ -39,8 +39,8 @@ class Batch(NamedTuple):
 
 
 def flatten_rows(tree):
-    """(T, B, ...) -> (T * B, ...) on every leaf."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+    """(T, B, ...) -> (B * T, ...) on every leaf, one sequence after the other."""
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)
 
 
 def by_seed(row: Batch, seeds: int) -> Batch:

@@ -24,6 +24,7 @@ def foretold_nll(model, z: Latent, batch: Batch, steps: int, key) -> Float[Array
 
 
 def pieces(rows: Float[Array, "T B ..."], n: int) -> Float[Array, "n m ..."]:
-    """Sequences cut into pieces of n rows, side by side; rows that fill no piece are left out."""
-    cut = rows[: len(rows) - len(rows) % n].reshape(-1, n, *rows.shape[1:]).swapaxes(0, 1)
+    """Sequences cut into pieces of n rows, side by side, one sequence's after another's; rows that fill no piece are
+    left out."""
+    cut = jnp.moveaxis(rows[: len(rows) - len(rows) % n].reshape(-1, n, *rows.shape[1:]), 0, 2)
     return cut.reshape(n, -1, *rows.shape[2:])
