@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient as sg
 from jaxtyping import Array, Float
 
+from undistracted import parts
 from undistracted.dists import Normal, squash, unit_nll
 from undistracted.nets import DTYPES, MLP
 from undistracted.rssm import Latent
@@ -79,7 +80,7 @@ def dream(actor, critic, model, start: Latent, key, *, horizon, gamma, lambda_, 
     weigh alike, or, discounted, by 1, gamma, gamma^2, ... Several seeds are rolled out at once, and judged one by one:
     large products are no faster together."""
     state_key, action_key = jax.random.split(key)
-    noise = jax.random.normal(action_key, (horizon, *start.state.shape[:-1], actor.action_size))
+    noise = parts.normal(action_key, (horizon, *start.state.shape[:-1], actor.action_size))
     weight = (gamma if discounted else 1.0) ** jnp.arange(horizon - 1.0)[:, None]
     dtype = DTYPES[critic.mlp.layers[0].dtype]
 

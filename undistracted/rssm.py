@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient as sg
 from jaxtyping import Array, Bool, Float
 
+from undistracted import parts
 from undistracted.data import where_rows
 from undistracted.dists import Normal, kl
 from undistracted.gru import GRU, gru_update
@@ -75,7 +76,7 @@ class Transition(eqx.Module):
         """Roll the prior out for H steps, acting by `action, note = policy(latent, row)` on H rows: the H latents after
         `start`, and the H notes."""
         horizon = jax.tree.leaves(rows)[0].shape[0]
-        noise, gru = jax.random.normal(key, (horizon, *start.state.shape)), self.gru.prepared()
+        noise, gru = parts.normal(key, (horizon, *start.state.shape)), self.gru.prepared()
 
         def step(latent, row):
             noise, row = row
@@ -151,7 +152,7 @@ def filter_row(products, dtype: str, latent: Latent, action, x, first, noise=Non
 
 def filter_rows(unroll, dtype: str, weights, offsets, start: Latent, first, forget, key) -> tuple[Latent, Normal]:
     """Latents and posteriors of sequences; the state is forgotten at first rows, the belief where `forget` says."""
-    noise = jax.random.normal(key, (*first.shape, start.state.shape[-1]))
+    noise = parts.normal(key, (*first.shape, start.state.shape[-1]))
     keep = Latent(*(1.0 - mask[..., None].astype(jnp.float32) for mask in (forget, first)))
 
     def cell(linear, latent, row):

@@ -3,7 +3,7 @@
 An agent is what `LatentAgent` shows: `init(key)` makes a state that has a `policy`; `initial_carry` and `act` are the
 policy's; `sample(replay, key)` draws what one `update(state, batch, key)` learns from. All are pure, and for one seed.
 An agent that draws by priority has a `window`, the rows (before, after) a drawn one, and its `update` also returns the
-errors that become the new priorities.
+errors that become the new priorities. One whose batches may be cut into parts (`parts.py`) has `parts(most)`.
 """
 
 from collections.abc import Callable

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from undistracted import parts
 from undistracted.agents.model import WorldModel, boundary_of, free, make_decoder, make_encoder, make_reward, reward_nll
 from undistracted.data import Batch
 from undistracted.decoder import Decoder, image_nll, to_picture
@@ -58,7 +59,7 @@ class DenoisedMDP(WorldModel):
             "kl": free(kl_x, self.free_nats, self.of_mean),
             "kl_y": self.beta * kl_y,
         }
-        spread_x, spread_y = reward_x.var() + 1e-8, reward_y.var() + 1e-8
+        spread_x, spread_y = (variance(reward) + 1e-8 for reward in (reward_x, reward_y))
         metrics = {
             "kl": kl_x.mean(),
             "kl_y": kl_y.mean(),
@@ -135,7 +136,7 @@ class Slots(eqx.Module):
         """x's and y's part of a joint latent, or of a distribution of its state."""
         sizes = self.x.sizes if isinstance(joint, Latent) else (self.x.sizes[1],) * 2
         pairs = [jnp.split(leaf, [size], -1) for leaf, size in zip(joint, sizes, strict=True)]
-        return tuple(type(joint)(*parts) for parts in zip(*pairs, strict=True))
+        return tuple(type(joint)(*leaves) for leaves in zip(*pairs, strict=True))
 
     def task(self, latent: Latent) -> Latent:
         """What policy and imagination use of a filtered latent: x."""
@@ -182,6 +183,11 @@ class Slots(eqx.Module):
         options, start = (self.x.unroll, self.x.inputs.dtype), self.initial(first.shape[1])
         latent, posterior = filter_rows(*options, weights, offsets, start, first, forget, key)
         return latent, posterior, self.prior(latent.belief)
+
+
+def variance(x):
+    """Over the rows of all parts."""
+    return parts.mean_of_rows((x - parts.mean_of_rows(x)) ** 2)
 
 
 def join(x, y):

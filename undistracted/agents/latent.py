@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from undistracted import parts
 from undistracted.augment import random_shift
 from undistracted.behaviour import Actor, behaviour_losses, dream
 from undistracted.data import Batch, flatten_rows
@@ -126,7 +127,14 @@ class LatentAgent:
             modules[name], moments[name] = apply(self.optimisers[name], grad, state.moments[name], module)
             metrics[f"{name}_gradient"] = optax.tree.norm(grad)
         state = State(Policy(model, modules["actor"]), modules["critic"], moments)
-        return state, metrics
+        return state, parts.mean(metrics)
+
+    def parts(self, most: int) -> int:
+        """Into how many a batch may be cut, at most `most`: equal ones, each with a whole number of eights to imagine
+        from, or `in_eights` would drop other starts than of the whole batch."""
+        c = self.config
+        starts = len(range(0, c.length, c.start_every))
+        return max(n for n in range(1, most + 1) if n == 1 or c.batch % n == 0 and c.batch // n * starts % 8 == 0)
 
     def dream(self, actor, critic, model, start: Latent, key):
         c = self.config
@@ -160,4 +168,4 @@ def gradient(loss, modules):
         return scalar, (means, extra)
 
     grads, (means, extra) = eqx.filter_grad(objective, has_aux=True)(modules)
-    return grads, means, extra
+    return parts.mean(grads), means, extra

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from undistracted import parts
 from undistracted.data import Batch
 from undistracted.decoder import Decoder, native_deconv, patch_deconv
 from undistracted.dists import unit_nll
@@ -69,7 +70,7 @@ def make_reward(config, features: int, key) -> Scalar:
 
 def free(kl: Float[Array, "T B"], nats: float, of_mean: bool) -> Float[Array, "T B"]:
     """max(KL, nats): below them the model is not pushed; at each row, or where the mean of all rows is."""
-    return jnp.maximum(jnp.broadcast_to(kl.mean(), kl.shape) if of_mean else kl, nats)
+    return jnp.maximum(jnp.broadcast_to(parts.mean_of_rows(kl), kl.shape) if of_mean else kl, nats)
 
 
 def reward_nll(predicted, batch: Batch) -> Float[Array, "T B"]:

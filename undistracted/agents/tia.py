@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax.lax import stop_gradient as sg
 
+from undistracted import parts
 from undistracted.agents.model import WorldModel, free, make_decoder, make_encoder, make_reward, make_rssm, reward_nll
 from undistracted.data import Batch
 from undistracted.decoder import Decoder, image_nll, to_picture
@@ -93,7 +94,7 @@ class TIA(WorldModel):
         def step(carry, _):
             head, state = carry
             gradient = eqx.filter_grad(lambda head: reward_nll(head(features), batch).mean())(head)
-            return apply(optimiser, gradient, state, head), None
+            return apply(optimiser, parts.mean(gradient), state, head), None
 
         start = self.adversary, moments.adversary
         (adversary, state), _ = jax.lax.scan(step, start, length=self.inner_steps)
@@ -110,8 +111,8 @@ class TIA(WorldModel):
 
         def label(model):
             labels = jax.tree.map(lambda _: "task", model)
-            parts = [jax.tree.map(lambda _, name=name: name, getattr(model, name)) for name in own]
-            return eqx.tree_at(lambda m: [getattr(m, name) for name in own], labels, parts)
+            names = [jax.tree.map(lambda _, name=name: name, getattr(model, name)) for name in own]
+            return eqx.tree_at(lambda m: [getattr(m, name) for name in own], labels, names)
 
         step = optax.partition(groups, label)
 
