@@ -1,5 +1,7 @@
 """Compiled learning: traced once, decided by the seed, alike for one seed or several, fused or not; and it learns."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -51,7 +53,8 @@ def assert_close(actual, expected, **tolerance):
         np.testing.assert_allclose(a, b, **tolerance)
 
 
-def test_update_and_act_are_traced_and_compiled_once(config, monkeypatch):
+@pytest.mark.parametrize("devices, call", [(1, "_block"), (2, "_update")])
+def test_update_and_act_are_traced_and_compiled_once(config, monkeypatch, devices, call):
     traces = {"update": 0, "act": 0}
 
     def counted(name):
@@ -65,7 +68,7 @@ def test_update_and_act_are_traced_and_compiled_once(config, monkeypatch):
 
     for name in traces:
         monkeypatch.setattr(LatentAgent, name, counted(name))
-    learner = Learner(config, ACTION_SIZE)
+    learner = Learner(config, ACTION_SIZE, devices=jax.devices()[:devices])
     carry, counts = learner.initial_carry(config.envs), []
     for t, row in enumerate(experience([0], config.envs)):
         learner.add(row)
@@ -79,20 +82,42 @@ def test_update_and_act_are_traced_and_compiled_once(config, monkeypatch):
     assert [*counts, traces] == [counts[0]] * (1 + len(counts))
     assert learner.updates > ROWS
     # Loose arrays and those tied to a device would be compiled for one after the other, at a minute each on a GPU.
-    assert [f._cache_size() for f in (learner._block, learner._act[True], learner._add)] == [1, 1, 1]
+    assert [f._cache_size() for f in (getattr(learner, call), learner._act[True], learner._add)] == [1, 1, 1]
+
+
+def test_the_host_is_never_far_ahead_of_parts(config, monkeypatch):
+    """Or they wait for each other, some time in some hundred updates, until XLA ends the process."""
+    learner, calls = filled(config, devices=2), [0]  # of updates, between one time of waiting and the next
+    update, wait = learner._update, jax.block_until_ready
+
+    def counted(*args):
+        calls[-1] += 1
+        return update(*args)
+
+    def waited(arrays):
+        calls.append(0)
+        return wait(arrays)
+
+    monkeypatch.setattr(learner, "_update", counted)
+    monkeypatch.setattr(jax, "block_until_ready", waited)
+    for owed in (1, 2, 30):
+        learner.update(owed)
+    assert sum(calls) == 33
+    assert max(calls) == module.AHEAD
 
 
 def test_products_of_an_update_are_spread_over_cpu_cores(monkeypatch):
     """By Eigen: XLA's newer library, where it is used, shows in the program."""
-    x, weight = jax.numpy.ones((320, 96)), jax.numpy.ones((96, 96))
+    x, weight, devices = jax.numpy.ones((320, 96)), jax.numpy.ones((96, 96)), jax.devices()[:1]
 
     def program():
-        return jax.jit(jax.numpy.dot, compiler_options=compiler_options("cpu")).lower(x, weight).compile().as_text()
+        return jax.jit(jax.numpy.dot, compiler_options=compiler_options(devices)).lower(x, weight).compile().as_text()
 
     assert "ynn" not in program()
-    assert compiler_options("gpu") is None
-    monkeypatch.setattr(module, "CPU_OPTIONS", {"xla_cpu_of_another_version": True})
-    assert compiler_options("cpu") is None
+    assert compiler_options([SimpleNamespace(platform="gpu")]) is None
+    assert compiler_options(jax.devices()[:2]) == module.WIDE != compiler_options(devices)
+    monkeypatch.setattr(module, "ONE_CPU_DEVICE", {"xla_cpu_of_another_version": True})
+    assert compiler_options(devices) is None
     assert "dot" in program()
 
 

@@ -19,7 +19,7 @@ from undistracted.agents.latent import LatentAgent
 from undistracted.config import Config
 from undistracted.data import IMAGE
 from undistracted.learner import Learner
-from undistracted.presets import complete, preset_config
+from undistracted.presets import complete, on_gpu, preset_config
 from undistracted.rates import compile_time, end_to_end_rate, environment_rate, fill, policy_time, update_time
 from undistracted.rollout import Environments
 
@@ -56,9 +56,10 @@ def bench(options: BenchConfig) -> dict:
     def config(agent=options.agent, **changes) -> Config:
         return complete(preset_config(options.task, options.preset, agent, **changes))
 
+    preset = config().preset
     machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
-    say(f"{options.agent} at preset {config().preset} on {machine}")
-    result = {"machine": machine, "agent": options.agent, "preset": config().preset}
+    say(f"{options.agent} at preset {preset} on {machine}")
+    result = {"machine": machine, "agent": options.agent, "preset": preset}
     result |= measure(config(), options.updates)
     result["peak_memory_gb"] = peak_memory()
     several = measure(config(seeds=SEEDS), options.updates)
@@ -145,11 +146,12 @@ def environments(config: Config):
 
 
 def lone_update_times(configs: dict[Any, Config], updates: int) -> dict[Any, float]:
-    """Of learners without environments, by the names of their settings. They are compiled side by side, since one may
-    take a minute for a GPU, and timed one after the other. Equal settings are measured once."""
+    """Of learners without environments, by the names of their settings. They are timed one after the other, but for a
+    GPU, where one may take a minute, compiled side by side: on a CPU no two may learn at once (`parts.py`). Equal
+    settings are measured once."""
     learners = {config: lone_learner(config) for config in configs.values()}
     say(f"compiling {len(learners)} updates")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count() if on_gpu() else 1) as pool:
         list(pool.map(compile_time, learners.values()))
     times = {}
     for config, learner in learners.items():

@@ -17,15 +17,24 @@ from undistracted.agents import make_agent
 from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.memory import keep_freed_memory
-from undistracted.seeds import Seeds
+from undistracted.parts import use_cores
+from undistracted.seeds import BATCH, Seeds
+
+# Updates in parts that the host may be ahead. A CPU device is given up to 32 calls, of which an update is two. One more
+# waits, on a thread that a part may need for which another part waits: after a minute XLA ends the process.
+AHEAD = 8
 
 
 class Learner:
     def __init__(self, config: Config, action_size: int, *, agent=None, data=(), replay: bool = True, devices=None):
         """`data` are arrays (S, ...) that every update of an agent is given beside its batch."""
+        if replay:  # a player, which has none, leaves JAX as it is
+            use_cores()
         self.config, self.agent = config, agent or make_agent(config, action_size)
-        self.seeds = Seeds(config.seeds, devices)
-        if self.seeds.devices[0].platform == "cpu":
+        devices = devices or jax.devices()
+        on_cpu = devices[0].platform == "cpu"
+        self.seeds = Seeds(config.seeds, devices, getattr(self.agent, "parts", None) if on_cpu and replay else None)
+        if on_cpu:
             keep_freed_memory()
         self.data, self.updates = self.seeds.put(data), 0
         seeds = jnp.arange(config.seed, config.seed + config.seeds)
@@ -100,14 +109,15 @@ class Learner:
         self._add = jax.jit(home.spread(home.map(add_one), (0, 0)), donate_argnums=0)
         self._sample = jax.jit(home.spread(sample, (0, 0, None)))
         self._rate = jax.jit(home.spread(rate, (0, 0, 0)), donate_argnums=0)
-        axes = (0, 0, 0, 0, None, 0)
-        options = dict(compiler_options=compiler_options(seeds.devices[0].platform))
+        axes = (0, 0, BATCH, 0, None, 0)
+        options = dict(compiler_options=compiler_options(seeds.devices))
         self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1), **options)
-        self._block = jax.jit(seeds.spread(block, (0, *axes)), donate_argnums=(0, 1, 2), **options)
+        self._block = jax.jit(seeds.spread(block, (0, 0, 0, 0, 0, None, 0)), donate_argnums=(0, 1, 2), **options)
 
         def zeros():
-            batch = jax.eval_shape(jax.vmap(sample_one, (0, 0, None)), self.replay, self.sample_keys, 0)
-            metrics = jax.eval_shape(jax.vmap(update_agent), self.state, batch, self.update_keys, *self.data)[1]
+            batch = jax.eval_shape(home.spread(sample, (0, 0, None)), self.replay, self.sample_keys, 0)
+            learning = seeds.spread(update_each, (0, BATCH, 0, None, 0))
+            metrics = jax.eval_shape(learning, self.state, batch, self.update_keys, 0, self.data)[1]
             return jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), metrics)
 
         self._zeros = jax.jit(zeros, out_shardings=seeds.sharding)  # traced at the first update: a player has none
@@ -133,6 +143,8 @@ class Learner:
         if steps and self.totals is None:
             self.totals, self.since = self._zeros(), 0
         for count in range(self.updates, self.updates + steps, self.block):
+            if self.seeds.parts > 1 and count % AHEAD == 0:
+                jax.block_until_ready((self.state, self.replay.written))
             step = self._step_block if self.on_device else self._step_apart
             self.state, self.totals, priority = step(self.state, self.totals, count)
             self.replay = self.replay._replace(priority=priority)
@@ -145,9 +157,10 @@ class Learner:
         return self._block(state, totals, self.replay.priority, rows, self.update_keys, count, self.data)
 
     def _step_apart(self, state, totals, count: int):
-        """One gradient step with a batch that comes from the host."""
+        """One gradient step with a batch that comes from where the replay is."""
         drawn = self._sample(self.replay, self.sample_keys, count)
-        state, totals, error = self._update(state, totals, self.seeds.put(drawn), self.update_keys, count, self.data)
+        batch = self.seeds.put_batch(drawn)
+        state, totals, error = self._update(state, totals, batch, self.update_keys, count, self.data)
         return state, totals, self._rate(self.replay.priority, drawn, self.home.put(error))
 
     def metrics(self) -> list[dict]:
@@ -162,23 +175,23 @@ class Learner:
         return self._copy(self.state.policy)
 
 
-# Products not by XLA's newer library, which computes one of a few hundred rows, as imagination has them, on one core:
-# Eigen spreads it. Vectors as wide as the CPU has them: on one without such, the option says nothing.
-CPU_OPTIONS = {
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
-    "xla_cpu_prefer_vector_width": "512",
-}
+# Vectors as wide as the CPU has them: on one without such, the option says nothing.
+WIDE = {"xla_cpu_prefer_vector_width": "512"}
+# On one device for all cores products not by XLA's newer library, which computes one of a few hundred rows, as
+# imagination has them, on one core: Eigen spreads it.
+ONE_CPU_DEVICE = WIDE | {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 
 
-def compiler_options(platform: str) -> dict | None:
+def compiler_options(devices) -> dict | None:
     """Of an update. A compiler that does not know them goes without."""
-    if platform != "cpu":
+    if devices[0].platform != "cpu":
         return None
+    options = ONE_CPU_DEVICE if len(devices) == 1 else WIDE
     try:
-        jax.jit(lambda: 0, compiler_options=CPU_OPTIONS).lower().compile()
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except jax.errors.JaxRuntimeError:
         return None
-    return CPU_OPTIONS
+    return options
 
 
 @jax.jit
@@ -188,7 +201,10 @@ def all_finite(tree) -> jax.Array:
 
 
 def replay_home(shapes, seeds: Seeds) -> Seeds:
-    """The seeds' devices where each one's share of the replay fits beside the learner, else the host."""
+    """The seeds' devices where each one's share of the replay fits beside the learner, else the host; on CPU cores,
+    which share their memory, the device of each seed's first part."""
+    if seeds.parts > 1:
+        return Seeds(seeds.count, seeds.devices[:: seeds.parts])
     need = seeds.share * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     limit = (seeds.devices[0].memory_stats() or {}).get("bytes_limit")
     if limit is None or need < 0.7 * limit:

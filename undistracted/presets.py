@@ -7,6 +7,7 @@ from undistracted.agents import AGENTS, Entry
 from undistracted.config import Config
 from undistracted.envs import check_task, domain
 from undistracted.errors import UserError, did_you_mean
+from undistracted.parts import use_cores
 from undistracted.wandb_log import check_wandb
 
 # The paper's table of hyper-parameters by domain; domains it does not list use the row of walker and cheetah.
@@ -102,8 +103,10 @@ def resolve_preset(preset: str) -> str:
 
 
 def on_gpu() -> bool:
+    """The first that is asked of JAX, which must know by then how many devices a CPU is."""
     import jax
 
+    use_cores()
     return jax.default_backend() == "gpu"
 
 

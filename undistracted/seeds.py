@@ -1,29 +1,51 @@
-"""From a function of one seed to a call on all seeds: mapped on a device, and spread where there are several devices.
+"""From a function of one seed to a call on all seeds: mapped on a device, and spread where there are several devices;
+where there are more of them than seeds, over parts of each seed's batch too (`parts.py`).
 
 Arrays of all seeds have a leading axis S. They are tied to their devices from the start: what a compiled call returns
 is tied, so a call that was first given loose arrays would be compiled a second time, which takes a minute on a GPU.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from undistracted import parts
+
+BATCH = "batch"  # the axis of what `put_batch` ties
 
 
 class Seeds:
-    """An equal share of the seeds on each device, of as many devices as divide their number."""
+    """An equal share of the seeds on each device, of as many devices as divide their number. For parts each of these
+    is several, which hold the same but for their part of a batch."""
 
-    def __init__(self, count: int, devices=None):
+    def __init__(self, count: int, devices=None, parts_of: Callable[[int], int] | None = None):
+        """`parts_of(most)` is the number of parts where there are devices for `most`; without it, one."""
         devices = devices or jax.devices()
         used = max(n for n in range(1, len(devices) + 1) if count % n == 0)
-        self.count, self.share, self.devices = count, count // used, devices[:used]
-        self.mesh = Mesh(self.devices, ("seed",)) if used > 1 else None
-        self.sharding = (
-            NamedSharding(self.mesh, PartitionSpec("seed")) if used > 1 else SingleDeviceSharding(devices[0])
-        )
+        self.count, self.share = count, count // used
+        self.parts = parts_of(len(devices) // used) if parts_of else 1
+        self.devices = devices[: used * self.parts]
+        if len(self.devices) == 1:
+            self.mesh = None
+            self.sharding = self.batch_sharding = SingleDeviceSharding(devices[0])
+            return
+        self.mesh = Mesh(np.reshape(self.devices, (used, self.parts)), ("seed", parts.AXIS))
+        # Of one group of devices the axis has no name, since it has none in what JAX returns: calls that were first
+        # given arrays with it would be compiled again.
+        each = PartitionSpec("seed") if used > 1 else PartitionSpec()
+        self.specs = {0: each, BATCH: PartitionSpec("seed", None, parts.AXIS), None: PartitionSpec()}
+        self.sharding, self.batch_sharding = (NamedSharding(self.mesh, self.specs[axis]) for axis in (0, BATCH))
 
     def put(self, arrays):
         """Arrays (S, ...), tied to the devices."""
         return jax.device_put(arrays, self.sharding)
+
+    def put_batch(self, arrays):
+        """Arrays (S, T, B, ...), of which each part's device gets its own rows."""
+        return jax.device_put(arrays, self.batch_sharding)
 
     def map(self, fn, in_axes=0):
         """A function of one seed, mapped over one device's share; axis None marks an argument that all seeds share."""
@@ -40,11 +62,11 @@ class Seeds:
         return single
 
     def spread(self, fn, in_axes: tuple):
-        """A function of one device's share, as a function of all seeds."""
+        """A function of one device's share, as a function of all seeds; axis BATCH marks what `put_batch` ties."""
         if self.mesh is None:
             return fn
-        specs = tuple(PartitionSpec() if axis is None else PartitionSpec("seed") for axis in in_axes)
-        return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec("seed"), check_vma=False)
+        specs = tuple(self.specs[axis] for axis in in_axes)
+        return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=self.specs[0], check_vma=False)
 
 
 def each_seed(fn):
