@@ -1,8 +1,9 @@
 """Behaviour learning in imagination: lambda-returns, pathwise actor gradient, critic regression."""
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -112,11 +113,33 @@ def judge(gamma, lambda_, reward, critic, features, weight):
     return returns, by_reward[..., None] * reward.slope + by_value[..., None] * critic.slope, critic
 
 
-def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float):
+def policy_output(actor, dream: Dream):
+    """What the policy's network put out in the dream, with its gradient to the network's weights."""
+    return known_output(actor.mlp, dream.features[:-1], *dream.policy)
+
+
+def critic_value(critic, dream: Dream):
+    """The values of z_1..z_H, with their gradient to the critic's weights."""
+    return traced_value(critic, dream.critic)
+
+
+class Way(NamedTuple):
+    """How a dream and its gradients are computed: by the functions above or by kernels of our own (`kernels/`)."""
+
+    dream: Callable[..., Dream]
+    policy_output: Callable[[Actor, Dream], Array]
+    critic_value: Callable[[Any, Dream], Array]
+    over_seeds: Callable  # of the gradients of the losses: seed by seed, or, as it is, for a vmap over all
+
+
+PLAIN = Way(dream, policy_output, critic_value, over_seeds=each_seed)
+
+
+def behaviour_losses(actor, critic, dream: Dream, entropy_bonus: float, way: Way = PLAIN):
     """Losses of actor and critic over a dream; the start z_0 is acted from but is no target of the critic."""
-    policy = actor.normal(known_output(actor.mlp, dream.features[:-1], *dream.policy))
+    policy = actor.normal(way.policy_output(actor, dream))
     action, log_prob = squash(policy, dream.noise)
-    value = traced_value(critic, dream.critic)[:-1]
+    value = way.critic_value(critic, dream)[:-1]
     losses = {
         # Value: the mean weighted return. Gradient: each action is moved along its pull.
         "actor": -(dream.weight * dream.returns).mean() - (dream.pull * (action - sg(action))).sum(),

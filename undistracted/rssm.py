@@ -94,14 +94,15 @@ class RSSM(Transition):
     posterior_hidden: Linear  # belief, encoding -> hidden
     posterior_out: Linear
     boundary: Callable = eqx.field(static=True)
+    filter: Callable = eqx.field(static=True)
 
-    def __init__(self, action, encoding, *, key, dtype, boundary=fresh_start, **options):
+    def __init__(self, action, encoding, *, key, dtype, boundary=fresh_start, filter=None, **options):
         super().__init__(action, key=key, dtype=dtype, **options)
         (belief, state), hidden = self.sizes, self.inputs.bias.size
         k = jax.random.split(key, 6)
         self.posterior_hidden = Linear(belief + encoding, hidden, k[4], dtype)
         self.posterior_out = Linear(hidden, 2 * state, k[5], dtype)
-        self.boundary = boundary
+        self.boundary, self.filter = boundary, filter or filter_sequences
 
     def initial(self, *rows: int) -> Latent:
         return Latent(*(jnp.zeros((*rows, size)) for size in self.sizes))
@@ -131,11 +132,16 @@ class RSSM(Transition):
 
     def observe(self, x, action, first: Bool[Array, "T B"], key) -> tuple[Latent, Normal, Normal]:
         """Filter sequences from a zero latent: sampled latents, posteriors and priors, each (T, B, ...)."""
-        start = self.initial(first.shape[1])
         action, forget = self.boundary(action, first)
-        weights, offsets = self.products(action, x)
-        latent, posterior = filter_rows(self.unroll, self.inputs.dtype, weights, offsets, start, first, forget, key)
+        latent, posterior = self.filter(self, action, x, first, forget, key)
         return latent, posterior, self.prior(latent.belief)
+
+
+def filter_sequences(rssm: RSSM, action, x, first, forget, key) -> tuple[Latent, Normal]:
+    """Latents and posteriors of sequences, from a zero latent, for what the RSSM makes of action and encoding."""
+    weights, offsets = rssm.products(action, x)
+    start = rssm.initial(first.shape[1])
+    return filter_rows(rssm.unroll, rssm.inputs.dtype, weights, offsets, start, first, forget, key)
 
 
 def filter_row(products, dtype: str, latent: Latent, action, x, first, noise=None) -> Latent:

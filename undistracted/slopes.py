@@ -65,7 +65,7 @@ def layer_gradient(x, sums) -> tuple[Array, Array]:
     """Of a layer's weight and bias, from its inputs and the gradient of its sums. All rows are put in one axis: with
     two of them a CPU's compiler turns one side of the product before it multiplies."""
     x, sums = (y.reshape(-1, y.shape[-1]) for y in (x, sums))
-    return (x.T @ sums.astype(x.dtype)).astype(jnp.float32), sums.sum(0)
+    return (x.T @ sums.astype(x.dtype)).astype(jnp.float32), sums.sum(0, dtype=jnp.float32)
 
 
 known_value.defvjp(lambda weights, trace: (trace.value, trace), gradients)

@@ -14,15 +14,16 @@ from jaxtyping import Array, Float
 
 from undistracted import parts
 from undistracted.augment import random_shift
-from undistracted.behaviour import Actor, behaviour_losses, dream
+from undistracted.behaviour import PLAIN, Actor, Way, behaviour_losses
 from undistracted.data import Batch, flatten_rows
 from undistracted.errors import UserError
 from undistracted.initial import INITIAL
+from undistracted.kernels import dream as kernels
+from undistracted.kernels import launch
 from undistracted.nets import Scalar
 from undistracted.optim import adam, apply
 from undistracted.replay import Replay, sequences
 from undistracted.rssm import Latent
-from undistracted.seeds import each_seed
 
 
 class Policy(NamedTuple):
@@ -111,16 +112,17 @@ class LatentAgent:
         metrics = means | watched | {"model_gradient": optax.tree.norm((grads.encoder, grads.rssm, grads.reward))}
 
         start = in_eights(flatten_rows(jax.tree.map(lambda x: x[:: self.config.start_every], z)))
+        way = self.way(actor, critic, model)
         imagined = self.dream(actor, critic, model, start, behaviour_key)
 
         def behaviour_gradient(modules, imagined):
             def behaviour_loss(modules):
-                losses, metrics = behaviour_losses(*modules, imagined, self.config.entropy_bonus)
+                losses, metrics = behaviour_losses(*modules, imagined, self.config.entropy_bonus, way)
                 return *reduce_losses(losses), metrics
 
             return gradient(behaviour_loss, modules)
 
-        grads, means, watched = each_seed(behaviour_gradient)((actor, critic), imagined)
+        grads, means, watched = way.over_seeds(behaviour_gradient)((actor, critic), imagined)
         metrics |= means | watched
         modules = {}
         for name, module, grad in zip(("actor", "critic"), (actor, critic), grads, strict=True):
@@ -136,11 +138,16 @@ class LatentAgent:
         starts = len(range(0, c.length, c.start_every))
         return max(n for n in range(1, most + 1) if n == 1 or c.batch % n == 0 and c.batch // n * starts % 8 == 0)
 
+    def way(self, actor, critic, model) -> Way:
+        by_kernels = self.config.kernels and launch.available() and kernels.fits(actor, critic, model)
+        return kernels.FUSED if by_kernels else PLAIN
+
     def dream(self, actor, critic, model, start: Latent, key):
         c = self.config
         horizon = c.horizon - c.official_horizon  # the released code imagines one latent less
         returns = dict(gamma=c.gamma, lambda_=c.return_lambda, discounted=c.discount_weights)
-        return dream(actor, critic, model, start, key, horizon=horizon, **returns)
+        by = self.way(actor, critic, model).dream
+        return by(actor, critic, model, start, key, horizon=horizon, **returns)
 
     def pictures(self, policy: Policy, batch: Batch) -> dict:
         """What the model makes of one sequence (T, 1), as films by name, uint8 (T, 64, 64, 3), in the model's order."""

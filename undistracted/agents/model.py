@@ -12,9 +12,11 @@ from undistracted.data import Batch
 from undistracted.decoder import Decoder, native_deconv, patch_deconv
 from undistracted.dists import unit_nll
 from undistracted.encoder import NATIVE, PATCHES, Encoder
+from undistracted.kernels import filter as kernels
+from undistracted.kernels import launch
 from undistracted.nets import Scalar
 from undistracted.optim import adam
-from undistracted.rssm import RSSM, fresh_start, official_start
+from undistracted.rssm import RSSM, filter_sequences, fresh_start, official_start
 
 
 class WorldModel(eqx.Module):
@@ -50,7 +52,14 @@ def make_encoder(config, key) -> Encoder:
 def make_rssm(config, action_size: int, encoding: int, key) -> RSSM:
     sizes = dict(belief=config.belief, state=config.state, hidden=config.hidden)
     options = dict(unroll=config.unroll, merge=config.merge_gates, boundary=boundary_of(config))
-    return RSSM(action_size, encoding, **sizes, key=key, dtype=config.precision, **options)
+    return RSSM(action_size, encoding, **sizes, key=key, dtype=config.precision, filter=filter_of(config), **options)
+
+
+def filter_of(config):
+    """How sequences are filtered: step by step, or by kernels of our own where they run."""
+    sizes = kernels.Sizes(config.belief, config.state, config.hidden, config.length, config.batch)
+    by_kernels = config.kernels and launch.available() and kernels.fits(sizes)
+    return kernels.filter_sequences if by_kernels else filter_sequences
 
 
 def boundary_of(config):
