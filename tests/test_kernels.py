@@ -206,3 +206,20 @@ def test_a_cpu_goes_without_kernels(kernels_run, monkeypatch):
 )
 def test_agents_whose_latents_are_others_imagine_by_xla(kernels_run, name, way):
     assert way_of(agent(name, kernels=True)) is way
+
+
+def test_nvrtc_is_taken_from_packages_first_and_may_be_missing(monkeypatch, tmp_path):
+    place = tmp_path / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"
+    place.parent.mkdir(parents=True)
+    place.touch()
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        raise OSError
+
+    monkeypatch.setattr(launch.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(launch, "find_library", lambda name: None)
+    monkeypatch.setattr(launch.ctypes, "CDLL", load)
+    assert launch.library.__wrapped__() is None
+    assert asked == [str(place), "libnvrtc.so"]

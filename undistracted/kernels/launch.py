@@ -79,9 +79,9 @@ def ptx(source: str, arch: str) -> str:
 def library():
     """NVRTC, of the packages that JAX brings, or of the system; None where there is none."""
     packages = [str(path) for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libnvrtc.so.*")]
-    for name in [*sorted(packages), find_library("nvrtc"), "libnvrtc.so"]:
+    for name in filter(None, [*sorted(packages), find_library("nvrtc"), "libnvrtc.so"]):
         try:
-            return ctypes.CDLL(name) if name else None
+            return ctypes.CDLL(name)
         except OSError:
             continue
     return None
