@@ -194,9 +194,13 @@ def test_paper_sizes_fit():
 def test_a_cpu_goes_without_kernels(kernels_run, monkeypatch):
     monkeypatch.undo()
     assert not launch.available()
-    config = complete(preset_config("distracted/walker-walk", "debug"))
-    assert config.kernels is False
-    one = agent(kernels=True)  # as a run from a GPU says, that goes on here
+    one = agent(kernels=True)
+    assert way_of(one) is behaviour.PLAIN
+    assert jax.eval_shape(one.init, jax.random.key(0)).policy.model.rssm.filter is filter_sequences
+
+
+def test_float32_goes_without_kernels(kernels_run):
+    one = agent(kernels=True, precision="float32")
     assert way_of(one) is behaviour.PLAIN
     assert jax.eval_shape(one.init, jax.random.key(0)).policy.model.rssm.filter is filter_sequences
 

@@ -101,7 +101,7 @@ class Config:
     """Use the library's convolution instead of a matrix product; without it, on a GPU."""
     merge_gates: bool | None = None
     """Imagine with the GRU's two products as one; without it, on a GPU."""
-    kernels: bool | None = None
+    kernels: bool = True
     """Filter and imagine by CUDA kernels of our own, in bfloat16, where they run: on NVIDIA GPUs from Hopper on."""
     unroll: int = 25
     """Steps of the recurrent loops that are compiled into one."""

@@ -7,7 +7,6 @@ from undistracted.agents import AGENTS, Entry
 from undistracted.config import Config
 from undistracted.envs import check_task, domain
 from undistracted.errors import UserError, did_you_mean
-from undistracted.kernels import launch
 from undistracted.parts import use_cores
 from undistracted.wandb_log import check_wandb
 
@@ -143,6 +142,4 @@ def complete(config: Config) -> Config:
     chosen = {name: value for name, value in row.items() if getattr(config, name) is None}
     precision = ("bfloat16" if on_gpu() else "float32") if config.precision == "auto" else config.precision
     chosen |= {name: on_gpu() for name in ("native_conv", "merge_gates") if getattr(config, name) is None}
-    if config.kernels is None:
-        chosen["kernels"] = precision == "bfloat16" and launch.available()
     return dataclasses.replace(config, preset=resolve_preset(config.preset), precision=precision, **chosen)

@@ -139,7 +139,7 @@ class LatentAgent:
         return max(n for n in range(1, most + 1) if n == 1 or c.batch % n == 0 and c.batch // n * starts % 8 == 0)
 
     def way(self, actor, critic, model) -> Way:
-        by_kernels = self.config.kernels and launch.available() and kernels.fits(actor, critic, model)
+        by_kernels = launch.wanted(self.config) and kernels.fits(actor, critic, model)
         return kernels.FUSED if by_kernels else PLAIN
 
     def dream(self, actor, critic, model, start: Latent, key):

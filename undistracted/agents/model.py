@@ -58,7 +58,7 @@ def make_rssm(config, action_size: int, encoding: int, key) -> RSSM:
 def filter_of(config):
     """How sequences are filtered: step by step, or by kernels of our own where they run."""
     sizes = kernels.Sizes(config.belief, config.state, config.hidden, config.length, config.batch)
-    by_kernels = config.kernels and launch.available() and kernels.fits(sizes)
+    by_kernels = launch.wanted(config) and kernels.fits(sizes)
     return kernels.filter_sequences if by_kernels else filter_sequences
 
 

@@ -51,8 +51,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (at.columns == 0) {
             float sums[1][MT][4] = {};
             multiply<1, Head::Last, 1>(sums, c + at.row0 * MS, MS, weight + Head::last);
-            at.each(sums, [&](int row, int column, float u, float v) {
-                if (column == 0 && row < at.rows) (head ? value : reward)[from + row] = u + __ldg(bias + 3 * M);
+            at.each<1>([&](int j, int i, int half, int row, int column) {
+                if (column == 0 && row < at.rows)
+                    (head ? value : reward)[from + row] = sums[j][i][2 * half] + __ldg(bias + 3 * M);
             });
         }
         if (head) keep(h1, h2, h3);

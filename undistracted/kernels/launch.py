@@ -39,6 +39,11 @@ def kernel_call(name: str, source: str, outs: list, grid: tuple[int, ...], threa
     return call
 
 
+def wanted(config) -> bool:
+    """Whether a run uses the kernels, which are written for bfloat16."""
+    return config.kernels and config.precision == "bfloat16" and available()
+
+
 @cache
 def available() -> bool:
     """Whether kernels run here: clusters of blocks came with compute capability 9.0."""

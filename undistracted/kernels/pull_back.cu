@@ -41,49 +41,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         {
             float sums[TILES][MT][4] = {};
             multiply<TILES, Y::Hidden, COLUMNS>(sums, a + at.row0 * GS, GS, weights + Y::hidden + at.columns * 32);
+            at.each<TILES>([&](int j, int i, int half, int row, int column) {
+                const uint4 kept =
+                    __ldg((const uint4*)(gates + ((from + min(row, at.rows - 1)) * D + min(column, D - 2)) * 4));
+                const unsigned ru[2] = {kept.x, kept.z}, nh[2] = {kept.y, kept.w};
+                const unsigned g = at.pair(gradient + from * F, F, row, column);
+                const unsigned before = at.pair(features + (from + at.seed * n) * F, F, row, column);
+                const int own = row * D + min(column, D - 2);
+                float by[3][2];  // the candidate's sum, the update's, the reset's
 #pragma unroll
-            for (int j = 0; j < TILES; j++)
-#pragma unroll
-                for (int i = 0; i < MT; i++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const int row = at.row(i, half);
-                        const int column = at.column(j);
-                        const uint4 kept = __ldg(
-                            (const uint4*)(gates + ((from + min(row, at.rows - 1)) * D + min(column, D - 2)) * 4));
-                        const unsigned ru[2] = {kept.x, kept.z}, nh[2] = {kept.y, kept.w};
-                        const unsigned g = at.pair(gradient + from * F, F, row, column);
-                        const unsigned before = at.pair(features + (from + at.seed * n) * F, F, row, column);
-                        const int own = row * D + min(column, D - 2);
-                        float by[3][2];  // the candidate's sum, the update's, the reset's
-#pragma unroll
-                        for (int k = 0; k < 2; k++) {
-                            float& carried = by_belief[own + k];
-                            const float whole = carried + sums[j][i][2 * half + k] + (k ? high(g) : low(g));
-                            const float reset = low(ru[k]), update = high(ru[k]), candidate = low(nh[k]);
-                            if (column < D) carried = whole * update;
-                            by[0][k] = whole * (1 - update) * (1 - candidate * candidate);
-                            by[1][k] = whole * ((k ? high(before) : low(before)) - candidate) * update * (1 - update);
-                            by[2][k] = by[0][k] * high(nh[k]) * reset * (1 - reset);
-                        }
-                        by_new[j][i][half] = rounded(by[0][0], by[0][1]);
-                        if (column >= D) continue;
-                        put(u + row * GS + column, by[1][0], by[1][1]);
-                        put(r + row * GS + column, by[2][0], by[2][1]);
-                    }
+                for (int k = 0; k < 2; k++) {
+                    float& carried = by_belief[own + k];
+                    const float whole = carried + sums[j][i][2 * half + k] + (k ? high(g) : low(g));
+                    const float reset = low(ru[k]), update = high(ru[k]), candidate = low(nh[k]);
+                    if (column < D) carried = whole * update;
+                    by[0][k] = whole * (1 - update) * (1 - candidate * candidate);
+                    by[1][k] = whole * ((k ? high(before) : low(before)) - candidate) * update * (1 - update);
+                    by[2][k] = by[0][k] * high(nh[k]) * reset * (1 - reset);
+                }
+                by_new[j][i][half] = rounded(by[0][0], by[0][1]);
+                if (column >= D) return;
+                put(u + row * GS + column, by[1][0], by[1][1]);
+                put(r + row * GS + column, by[2][0], by[2][1]);
+            });
         }
         __syncthreads();
         auto each_new = [&](auto f) {
-#pragma unroll
-            for (int j = 0; j < TILES; j++)
-#pragma unroll
-                for (int i = 0; i < MT; i++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const int row = at.row(i, half);
-                        const int column = at.column(j);
-                        if (column < D) f(row, column, by_new[j][i][half]);
-                    }
+            at.each<TILES>([&](int j, int i, int half, int row, int column) {
+                if (column < D) f(row, column, by_new[j][i][half]);
+            });
         };
         each_new([&](int row, int column, unsigned pair) { *(unsigned*)(a + row * GS + column) = pair; });
         __syncthreads();
@@ -94,18 +80,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int k = 0; k < 3; k++)
                 multiply<TILES_IN, Y::GateX, COLUMNS>(sums, r + (k * ROWS + at.row0) * GS, GS,
                                                       weights + Y::gates_x + k * Y::GateX::size + at.columns * 32);
-#pragma unroll
-            for (int j = 0; j < TILES_IN; j++)
-#pragma unroll
-                for (int i = 0; i < MT; i++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const int row = at.row(i, half);
-                        const int column = at.column(j);
-                        const unsigned pair = at.pair(inputs + from * N, N, row, column);
-                        by_inputs[j][i][half] = rounded(sums[j][i][2 * half] * elu_slope(low(pair)),
-                                                        sums[j][i][2 * half + 1] * elu_slope(high(pair)));
-                    }
+            at.each<TILES_IN>([&](int j, int i, int half, int row, int column) {
+                const unsigned pair = at.pair(inputs + from * N, N, row, column);
+                by_inputs[j][i][half] = rounded(sums[j][i][2 * half] * elu_slope(low(pair)),
+                                                sums[j][i][2 * half + 1] * elu_slope(high(pair)));
+            });
         }
         __syncthreads();
         each_new([&](int row, int column, unsigned pair) {  // the candidate's part of the old belief
@@ -119,22 +98,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int k = 0; k < 3; k++)
                 multiply<TILES, Y::GateH, COLUMNS>(sums, r + (k * ROWS + at.row0) * GS, GS,
                                                    weights + Y::gates_h + k * Y::GateH::size + at.columns * 32);
-            at.each(sums, [&](int row, int column, float x, float y) {
+            at.each<TILES>([&](int j, int i, int half, int row, int column) {
                 if (column >= D) return;
-                by_belief[row * D + column] += x, by_belief[row * D + column + 1] += y;
+                by_belief[row * D + column] += sums[j][i][2 * half];
+                by_belief[row * D + column + 1] += sums[j][i][2 * half + 1];
             });
         }
         __syncthreads();
         // Back to the state and the action before.
-#pragma unroll
-        for (int j = 0; j < TILES_IN; j++)
-#pragma unroll
-            for (int i = 0; i < MT; i++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int column = at.column(j);
-                    if (column < N) *(unsigned*)(a + at.row(i, half) * GS + column) = by_inputs[j][i][half];
-                }
+        at.each<TILES_IN>([&](int j, int i, int half, int row, int column) {
+            if (column < N) *(unsigned*)(a + row * GS + column) = by_inputs[j][i][half];
+        });
         __syncthreads();
         layer<Y::Inputs>(at, a, GS, weights + Y::inputs, [&](int row, int column, float x, float y) {
             const float pair[2] = {x, y};

@@ -94,16 +94,16 @@ struct Place {
     int seed = blockIdx.y, first = blockIdx.x * ROWS, rows;
     __device__ Place(int total) : rows(min(ROWS, total - first)) {}
 
-    // f(row of the block, column, two sums) for all that this thread has of tiles in steps of COLUMNS.
+    // f(j, i, half, row of the block, column) for all pairs of neighbouring numbers that this thread has of COUNT tiles
+    // in steps of COLUMNS: the halves of tiles [j][i].
     template <int COUNT, class Do>
-    __device__ void each(const float (&sums)[COUNT][MT][4], Do f) const {
+    __device__ void each(Do f) const {
 #pragma unroll
         for (int j = 0; j < COUNT; j++)
 #pragma unroll
             for (int i = 0; i < MT; i++)
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    f(row(i, half), column(j), sums[j][i][2 * half], sums[j][i][2 * half + 1]);
+                for (int half = 0; half < 2; half++) f(j, i, half, row(i, half), column(j));
     }
 
     // Two neighbouring numbers of an array of rows; of a row or column beyond the last, the last ones.
@@ -122,21 +122,12 @@ template <class W, class More, class Do>
 __device__ void layer(const Place& at, const bf16* x, int stride, const uint2* weight, More more, Do f) {
     constexpr int COUNT = W::tiles / COLUMNS;
     unsigned read[COUNT][MT][2];
-#pragma unroll
-    for (int j = 0; j < COUNT; j++)
-#pragma unroll
-        for (int i = 0; i < MT; i++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) read[j][i][half] = more(at.row(i, half), at.column(j));
+    at.each<COUNT>([&](int j, int i, int half, int row, int column) { read[j][i][half] = more(row, column); });
     float sums[COUNT][MT][4] = {};
     multiply<COUNT, W, COLUMNS>(sums, x + at.row0 * stride, stride, weight + at.columns * 32);
-#pragma unroll
-    for (int j = 0; j < COUNT; j++)
-#pragma unroll
-        for (int i = 0; i < MT; i++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                f(at.row(i, half), at.column(j), sums[j][i][2 * half], sums[j][i][2 * half + 1], read[j][i][half]);
+    at.each<COUNT>([&](int j, int i, int half, int row, int column) {
+        f(row, column, sums[j][i][2 * half], sums[j][i][2 * half + 1], read[j][i][half]);
+    });
 }
 
 template <class W, class Do>
@@ -157,35 +148,27 @@ __device__ inline void clear(int bytes) {
 __device__ inline void put(bf16* x, float a, float b) { *(unsigned*)x = rounded(a, b); }
 __device__ inline void put(bf16* x, float a) { *x = (bf16)rounded(a, a); }
 
-// Rows between shared and global memory, whose rows lie WIDTH (even) apart: 16 bytes at a time where rows are whole
-// ones.
-template <int WIDTH, class Move>
-__device__ void move_rows(int rows, Move move) {
+// Rows of WIDTH (even) numbers, that lie so far apart here and there: 16 bytes at a time where rows are whole ones.
+template <int WIDTH>
+__device__ void copy_rows(bf16* to, int to_stride, const bf16* from, int from_stride, int rows) {
     constexpr int many = WIDTH % 8 ? 2 : 8, steps = WIDTH / many;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < rows * steps; i += THREADS) move(i / steps, i % steps * many);
-}
-
-template <int WIDTH>
-__device__ void store(bf16* to, const bf16* from, int stride, int rows) {
-    move_rows<WIDTH>(rows, [&](int row, int column) {
-        bf16* x = to + row * WIDTH + column;
-        const bf16* y = from + row * stride + column;
+    for (int i = threadIdx.x; i < rows * steps; i += THREADS) {
+        bf16* x = to + i / steps * to_stride + i % steps * many;
+        const bf16* y = from + i / steps * from_stride + i % steps * many;
         if constexpr (WIDTH % 8)
             *(unsigned*)x = *(const unsigned*)y;
         else
             *(uint4*)x = *(const uint4*)y;
-    });
+    }
+}
+
+template <int WIDTH>
+__device__ void store(bf16* to, const bf16* from, int stride, int rows) {
+    copy_rows<WIDTH>(to, WIDTH, from, stride, rows);
 }
 
 template <int WIDTH>
 __device__ void load(bf16* to, const bf16* from, int stride, int rows) {
-    move_rows<WIDTH>(rows, [&](int row, int column) {
-        bf16* x = to + row * stride + column;
-        const bf16* y = from + row * WIDTH + column;
-        if constexpr (WIDTH % 8)
-            *(unsigned*)x = __ldg((const unsigned*)y);
-        else
-            *(uint4*)x = __ldg((const uint4*)y);
-    });
+    copy_rows<WIDTH>(to, stride, from, WIDTH, rows);
 }
