@@ -22,7 +22,8 @@
 #define __cluster_dims__(...)
 
 struct alignas(8) float2 { float x, y; };
-struct uint2 { unsigned x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct Index { int x, y, z; };
 
@@ -47,6 +48,8 @@ struct Block {
     Barrier barrier;
     std::vector<Warp> warps;
     std::vector<uint4> memory;
+    std::mutex mutex;
+    std::condition_variable opened;
     Block(int threads, int bytes) : barrier(threads), warps(threads / 32), memory(bytes / 16 + fence, uint4{7, 7, 7, 7}) {}
     bool whole() const {
         return std::all_of(memory.end() - fence, memory.end(), [](uint4 x) { return x.x + x.y + x.z + x.w == 28; });
@@ -94,6 +97,30 @@ inline unsigned __shfl_sync(unsigned, unsigned x, int lane) {
     return x;
 }
 
+inline void __syncwarp() { block->warps[threadIdx.x / 32].barrier.wait(); }
+
+// Opens, turn after turn, once as many have arrived as it counts. All of a block's have one lock.
+struct Gate { short count, missing; int turns; };
+
+inline void make(Gate* gate, int count) { *gate = {(short)count, (short)count, 0}; }
+inline void publish_gates() {}
+
+inline void arrive(Gate* gate) {
+    std::lock_guard<std::mutex> lock(block->mutex);
+    if (--gate->missing == 0) gate->missing = gate->count, gate->turns++, block->opened.notify_all();
+}
+
+inline void pass(Gate* gate, int turn) {
+    std::unique_lock<std::mutex> lock(block->mutex);
+    block->opened.wait(lock, [&] { return gate->turns % 2 != turn; });
+}
+
+inline void bring(Gate* gate, void* to, const void* from, int bytes) {
+    memcpy(to, from, bytes);
+    arrive(gate);
+}
+
+inline uint2 ask_near(const uint2* x) { return *x; }
 template <class T> T ask(const T* x) { return *x; }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
@@ -104,6 +131,12 @@ inline float __uint_as_float(unsigned bits) {
     float x;
     memcpy(&x, &bits, 4);
     return x;
+}
+
+inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, 4);
+    return bits;
 }
 
 inline unsigned to_bf16(float x) {
@@ -132,23 +165,6 @@ inline void multiply_tile(float (&sum)[4], const unsigned (&a)[4], uint2 w) {
             sum[e] += of(warp.rows[lane / 4 * 4 + k % 8 / 2][e / 2 + k / 8 * 2], k) * of(k < 8 ? other.x : other.y, k);
         }
     warp.barrier.wait();
-}
-
-template <int COUNT, class W, int STEP, int GROUP = 1, int MT>
-void multiply(float (&sums)[COUNT][MT][4], const unsigned short* x, int stride, const uint2* weight) {
-    const int lane = threadIdx.x % 32;
-    for (int j = 0; j < COUNT; j++)
-        for (int i = 0; i < MT; i++)
-            for (int e = 0; e < 4; e++) {
-                const int row = i * 16 + e / 2 * 8 + lane / 4, column = lane % 4 * 2 + e % 2;
-                for (int k = 0; k < W::slabs * 16; k++) {
-                    const int tile = k / 16 * W::tiles + j / GROUP * STEP + j % GROUP;
-                    const uint2 w = weight[tile * 32 + column * 4 + k % 8 / 2];
-                    const unsigned pair = k % 16 < 8 ? w.x : w.y;
-                    sums[j][i][e] += __uint_as_float((unsigned)x[row * stride + k] << 16) *
-                                     __uint_as_float(k % 2 ? pair & 0xffff0000u : pair << 16);
-                }
-            }
 }
 
 template <int STAGE, int XS, int SS, int XT, int ST>
@@ -194,4 +210,28 @@ bool start(void (*kernel)(Arguments...), int size, const int (&grid)[3], int thr
 template <class... Arguments>
 bool start(void (*kernel)(Arguments...), int size, const int (&grid)[3], int threads, int bytes, void** addresses) {
     return start(kernel, size, grid, threads, bytes, addresses, std::index_sequence_for<Arguments...>());
+}
+
+template <class T> T here(T x) { return x; }
+
+template <class T> const T* of_block(const T* place, int number) {
+    const auto& blocks = cluster->blocks;
+    return (const T*)((char*)blocks[number % blocks.size()]->memory.data() + ((char*)place - (char*)memory));
+}
+
+// A copy comes as late as it may, and from the first on nobody finds a number in its place.
+struct Copy { void* to; const void* from; int bytes; };
+thread_local std::vector<std::vector<Copy>> copies(1);
+
+template <int BYTES> void copy_async(void* to, const void* from, bool valid) {
+    memset(to, 0xff, BYTES);
+    copies.back().push_back({to, valid ? from : nullptr, BYTES});
+}
+
+inline void commit() { copies.emplace_back(); }
+
+template <int LEFT> void wait_copies() {
+    for (; copies.size() > LEFT + 1; copies.erase(copies.begin()))
+        for (const Copy& copy : copies.front())
+            copy.from ? memcpy(copy.to, copy.from, copy.bytes) : memset(copy.to, 0, copy.bytes);
 }

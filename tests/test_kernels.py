@@ -71,7 +71,8 @@ def test_a_dream_is_the_plain_one(kernels_run, seeds):
         return [way.dream(*networks, start, keys[2], **options) for way in (kernels.FUSED, behaviour.PLAIN)]
 
     fused, plain = (jax.vmap(both) if seeds > 1 else both)(*seeds_of((states, start), seeds))
-    assert fused.critic.inputs[0].shape == plain.features.shape
+    np.testing.assert_array_equal(fused.critic.inputs[0][..., :30], fused.features)  # the kernels' states fill a tile
+    assert not fused.critic.inputs[0][..., 30:].any()
     inputs, slopes = fused.critic.inputs[1:], fused.critic.slopes
     assert_alike((inputs, slopes), (plain.critic.inputs[1:], plain.critic.slopes), 1e-2)
     assert_alike(fused.critic.value, plain.critic.value, 1e-2)
@@ -138,22 +139,33 @@ def test_filtering_is_the_plain_one(kernels_run, seeds, boundary):
 
 
 @by_emulation
-@pytest.mark.parametrize("inputs, skip, scaled", [(30, 1, True), (40, 0, False)])
-def test_weigh_sums_over_all_rows(kernels_run, inputs, skip, scaled):
+@pytest.mark.parametrize(
+    "seeds, rows, inputs, outputs, skip, scaled",
+    [
+        (2, 13, 30, 24, 1, True),
+        (1, 13, 40, 24, 0, False),  # shares that have no rows
+        (1, 223, 230, 200, 0, False),  # more stages than find room, the last of them not whole
+        (2, 223, 232, 200, 1, True),
+        (1, 223, 200, 200, 0, True),
+    ],
+)
+def test_weigh_sums_over_all_rows(kernels_run, monkeypatch, seeds, rows, inputs, outputs, skip, scaled):
+    monkeypatch.setattr(launch, "PROCESSORS", 4)
     keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], (2, 4 + skip, 13, inputs)).astype(jnp.bfloat16)
-    sums = jax.random.normal(keys[1], (2, 4, 13, 24)).astype(jnp.bfloat16)
-    scale = jax.random.normal(keys[2], (2, 4, 13)) if scaled else None
-    weight, bias = jax.vmap(lambda x, s, c: weigh(x, s, c, skip))(x, sums, scale)
+    x = jax.random.normal(keys[0], (seeds, 4 + skip, rows, inputs)).astype(jnp.bfloat16)
+    sums = jax.random.normal(keys[1], (seeds, 4, rows, outputs)).astype(jnp.bfloat16)
+    scale = jax.random.normal(keys[2], (seeds, 4, rows)) if scaled else None
+    args = seeds_of((x, sums, scale), seeds)
+    weight, bias = (jax.vmap(weigh, (0, 0, 0, None)) if seeds > 1 else weigh)(*args, skip)
     whole = sums.astype(jnp.float32) * (scale[..., None] if scaled else 1)
-    assert_alike(weight, jnp.einsum("stni,stno->sio", x[:, skip:].astype(jnp.float32), whole), 5e-3)
-    assert_alike(bias, whole.sum((1, 2)), 5e-3)
+    expected = jnp.einsum("stni,stno->sio", x[:, skip:].astype(jnp.float32), whole), whole.sum((1, 2))
+    assert_alike((weight, bias), seeds_of(expected, seeds), 5e-3)
 
 
 def test_pack_gives_each_thread_what_the_tensor_cores_want():
     weight = np.arange(1, 18 * 9 + 1).reshape(18, 9)
     filled = np.pad(weight, ((0, 14), (0, 7)))
-    vector = pack(weight, groups=2).reshape(2, 2, 32, 4)  # slab, tile, thread, what it holds
+    vector = pack(weight).reshape(2, 2, 32, 4)  # slab, tile, thread, what it holds
     for slab, tile, thread in np.ndindex(vector.shape[:3]):
         n, q = divmod(thread, 4)
         rows = slab * 16 + np.array([2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9])

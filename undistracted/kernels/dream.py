@@ -1,10 +1,11 @@
 """A dream by kernels of our own: what `behaviour.PLAIN` computes, with the same draws.
 
 XLA runs a layer as a product and a pass for bias and ELU, each through the GPU's memory, and a step of imagination as a
-dozen kernels that wait for each other. Here a block of threads keeps its rows in its own memory from the first layer to
-the last, and through all steps of the horizon.
+dozen kernels that wait for each other. Here a warp keeps its rows in its registers from the first layer to the last,
+and through all steps of the horizon.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,11 +15,13 @@ import numpy as np
 from undistracted.behaviour import Dream, Way, lambda_return
 from undistracted.kernels import launch
 from undistracted.kernels.weigh import weigh
-from undistracted.kernels.weights import COLUMNS, apart, columns, of_one_seed, pack, packed, padded, up
+from undistracted.kernels.weights import deal, dealt, of_one_seed, pack, packed, padded, up
 from undistracted.rssm import Transition
 from undistracted.slopes import Trace, layer_gradient
 
-THREADS, TILES, WIDEST = 320, 3, 240  # as in rows.cuh; tiles of 16 rows to a warp; columns for which registers suffice
+CREWS = 3, 7  # warps of a block that have rows; with the one that brings weights, whole fours
+WIDEST = 232  # columns for which registers suffice
+ROOM = 32_768  # bytes of a block for weights and biases, at least
 
 
 class Sizes(NamedTuple):
@@ -34,28 +37,26 @@ class Sizes(NamedTuple):
     STD_SHIFT: float = 0.0
     MIN_STD: float = 0.0
 
-    def memory(self) -> dict[str, int]:
-        """Bytes of each row of a block, as in each kernel's text."""
-        D, Z, A, N, M, *_ = self
-        features, states = apart(D + Z), up(Z, 8)
-        return {
-            "imagine": (features + apart(Z + A) + 2 * max(apart(M), apart(N))) * 2 + D * 4,
-            "judge": (features + max(features, apart(M)) + 2 * apart(M)) * 2,
-            "pull_back": (D + states) * 4 + (3 * max(apart(D), apart(N)) + apart(2 * states)) * 2,
-            "blame": (apart(2 * A) + 2 * apart(M)) * 2,
-        }
+    @property
+    def features(self) -> int:
+        """Numbers of a latent, whose state is filled up to a whole tile."""
+        return self.D + up(self.Z, 8)
+
+    def memory(self) -> int:
+        """The most bytes that a row needs in a kernel, beside the weights."""
+        return max(self.D * 4 + 2 * self.D * 2, 3 * self.M * 2)  # pull_back, judge
 
 
 def fits(actor, critic, model) -> bool:
     """Whether the kernels are written for such networks: heads of three layers as wide as the policy's four, eights of
-    units, and tiles that find room."""
+    units, and rows that leave room for weights."""
     if not isinstance(model.rssm, Transition):
         return False
     sizes, shapes = sizes_of(actor, model, 2, 8), [[w.shape for w in layers(x)[0]] for x in (model.reward, critic)]
     D, Z, A, N, M, *_ = sizes
     heads = all(shape == [(D + Z, M), (M, M), (M, M), (M, 1)] for shape in shapes) and len(actor.mlp.layers) == 5
-    wide = all(x % 8 == 0 and x <= WIDEST for x in (D, N, M)) and Z % 2 == 0 and A <= 8 * COLUMNS and D + Z <= WIDEST
-    return heads and wide and 32 * TILES * max(sizes.memory().values()) <= launch.SHARED_MEMORY
+    wide = all(x % 8 == 0 and x <= WIDEST for x in (D, N, M)) and Z % 2 == 0 and A <= 40 and sizes.features <= WIDEST
+    return heads and wide and 16 * CREWS[-1] * sizes.memory() + ROOM <= launch.SHARED_MEMORY
 
 
 def sizes_of(actor, model, horizon: int, rows: int) -> Sizes:
@@ -71,7 +72,10 @@ def layers(network) -> tuple[list, list]:
 
 
 class Kernels:
-    """The kernels of a dream (dream.cuh) for one set of sizes, as functions of one seed's arrays."""
+    """The kernels of a dream for one set of sizes, as functions of one seed's arrays: `imagine` rolls the policy out in
+    the world model, `judge` runs reward and critic over what was imagined, forward and back, `pull_back` takes the
+    gradient of the mean return back through the dynamics to the actions, and `blame` takes that of the policy's outputs
+    back through its layers. Features have one step more than all else: the start, before all others."""
 
     def __init__(self, sizes: Sizes):
         self.sizes = sizes
@@ -80,15 +84,14 @@ class Kernels:
         """`steps`: a block has rows of all steps, else it has its own of each."""
 
         def kernel(*args):
-            seeds, (rows, least) = len(args[0]), (self.sizes.H * self.sizes.n, TILES) if steps else (self.sizes.n, 1)
-            # Blocks that go through all steps should run all at once, and then have as few rows as that allows.
-            tiles = min(max(-(-rows * seeds // (32 * launch.PROCESSORS)), least), TILES)
-            source = launch.constants(**self.sizes._asdict(), MT=tiles) + launch.text(
-                "rows.cuh", "dream.cuh", f"{name}.cu"
-            )
+            seeds, rows = len(args[0]), self.sizes.n * (self.sizes.H if steps else 1)
+            # As few rows to a block as let all of them run at once.
+            crew = next((c for c in CREWS if 16 * c * launch.PROCESSORS >= rows * seeds), CREWS[-1])
+            sizes = self.sizes._asdict() | dict(WARPS=crew, MEMORY=launch.SHARED_MEMORY)
+            source = launch.constants(**sizes) + launch.text("tiles.cuh", "rows.cuh", f"{name}.cu")
             outs = [jax.ShapeDtypeStruct((seeds, *shape), dtype) for shape, dtype in shapes]
-            memory, grid = 32 * tiles * self.sizes.memory()[name], (-(-rows // (32 * tiles)), seeds)
-            return launch.kernel_call(name, source, outs, grid, THREADS, memory)(*args)
+            grid, threads = (-(-rows // (16 * crew)), seeds), 32 * (crew + 1)
+            return launch.kernel_call(name, source, outs, grid, threads, launch.SHARED_MEMORY)(*args)
 
         return of_one_seed(kernel)(*args)
 
@@ -96,15 +99,16 @@ class Kernels:
         """(start's belief, state, noise of actions, of states, weights, biases) -> features, outputs of the policy, its
         four hidden layers, and inputs, gates, prior's layer and slope of the sample, as `pull_back` takes them."""
         D, Z, A, N, M, H, n, *_ = self.sizes
-        shapes = [((H + 1, n, D + Z), jnp.bfloat16), ((H, n, 2 * A), jnp.float32)]
-        shapes += [((H, n, *x), jnp.bfloat16) for x in (*[(M,)] * 4, (N,), (D, 4), (N,), (Z,))]
+        shapes = [((H + 1, n, self.sizes.features), jnp.bfloat16), ((H, n, 2 * A), jnp.float32)]
+        shapes += [((H, n, *x), jnp.bfloat16) for x in (*[(M,)] * 4, (N,), (4, D), (N,), (up(Z, 8),))]
         return self.run("imagine", shapes, *args, steps=False)
 
     def judge(self, *args):
         """(features, weights, biases, last weights, gradient by each step's reward and value) -> reward, value,
         gradient by the features, outputs of the critic's hidden layers, slopes by their sums."""
-        D, Z, _, _, M, H, n, *_ = self.sizes
-        shapes = [((H, n), jnp.float32)] * 2 + [((H, n, D + Z), jnp.bfloat16)] + [((H, n, M), jnp.bfloat16)] * 6
+        _, _, _, _, M, H, n, *_ = self.sizes
+        shapes = [((H, n), jnp.float32)] * 2 + [((H, n, self.sizes.features), jnp.bfloat16)]
+        shapes += [((H, n, M), jnp.bfloat16)] * 6
         return self.run("judge", shapes, *args, steps=True)
 
     def pull_back(self, *args):
@@ -122,42 +126,48 @@ class Kernels:
 # --- their weights ---------------------------------------------------------------------------------------------------
 
 
-def arrange_judge(*weights):
-    """Of both heads, forward and turned; the value's own weight is one column."""
-    heads = weights[:4], weights[4:]
-    return np.concatenate(
-        [pack(w, 1 if w is d else COLUMNS) for a, b, c, d in heads for w in (a, b, c, d, c.T, b.T, a.T)]
-    )
+# Each kernel's weights are one vector, in the order of their use.
 
 
-def interleaved(gates):
-    """The three gates' weights as one: a tile of each gate's columns next to each other."""
-    gates = columns(gates, 3, 8 * COLUMNS).reshape(len(gates), 3, -1, 8)
-    return gates.swapaxes(1, 2).reshape(len(gates), -1)
+def arrange_judge(features: tuple, *weights):
+    """Of both heads forward, and all but the first layer turned; then the first layers turned."""
+    parts, back = [], []
+    for a, b, c, _ in (weights[:4], weights[4:]):
+        wide = b.shape[:1]
+        parts += [deal(a, features, wide), *[deal(w, wide, wide) for w in (b, c, c.T, b.T)]]
+        back = [deal(a.T, wide, features), *back]
+    return np.concatenate(parts + back)
 
 
 def arrange_imagine(p1, p2, p3, p4, p5, inputs, x, h, hidden, out):
-    wide = [pack(w) for w in (p1, p2, p3, p4, inputs, interleaved(x), interleaved(h), hidden)]
-    outputs = [pack(columns(w, 2), 1) for w in (p5, out)]
-    return np.concatenate([*wide[:4], outputs[0], *wide[4:], outputs[1]])
+    D, wide, N, Z, A = h.shape[:1], p2.shape[:1], x.shape[:1], (out.shape[1] // 2,), (p5.shape[1] // 2,)
+    policy = [deal(p1, D + Z, wide), *[deal(w, wide, wide) for w in (p2, p3, p4)], deal(p5, wide, 2 * A)]
+    gates = [(w.reshape(len(w), 3, -1), width) for w, width in ((x, N), (h, D))]
+    some = [slice(first, min(first + 32, *D)) for first in range(0, *D, 32)]  # columns that are taken at once
+    gates = [deal(w[..., s].reshape(len(w), -1), width, 3 * (s.stop - s.start,)) for s in some for w, width in gates]
+    return np.concatenate([*policy, deal(inputs, Z + A, N), *gates, deal(hidden, D, N), deal(out, N, 2 * Z)])
 
 
 def arrange_pull_back(inputs, x, h, hidden, out):
-    gates = [gate.T for weight in (x, h) for gate in np.split(weight, 3, 1)]
-    state, action = (columns(part.T, 1) for part in np.split(inputs, [out.shape[1] // 2]))
-    every = [columns(out, 2).T, hidden.T, *gates, np.concatenate([state, action], 1)]
-    return np.concatenate([pack(weight) for weight in every])
+    D, N, Z = h.shape[:1], x.shape[:1], (out.shape[1] // 2,)
+    A = (len(inputs) - Z[0],)
+    gates_x, gates_h = ([deal(gate.T, D, w.shape[:1]) for gate in np.split(w, 3, 1)[::-1]] for w in (x, h))
+    return np.concatenate(
+        [deal(out.T, 2 * Z, N), deal(hidden.T, N, D), *gates_x, deal(inputs.T, N, Z + A), *gates_h]
+    )
 
 
 def arrange_blame(p2, p3, p4, p5):
-    return np.concatenate([pack(weight.T) for weight in (p5, p4, p3, p2)])
+    wide = p2.shape[:1]
+    return np.concatenate([pack(p5.T[:, dealt(*wide)]), *[deal(w.T, wide, wide) for w in (p4, p3, p2)]])
 
 
 # --- the dream -------------------------------------------------------------------------------------------------------
 
 
 def dream(actor, critic, model, start, key, *, horizon, gamma, lambda_, discounted=False) -> Dream:
-    """What `behaviour.dream` returns; the critic's first inputs are all features, the start's too."""
+    """What `behaviour.dream` returns; the critic's first inputs are all features, the start's too, as the kernels have
+    them."""
     rssm, kernels = model.rssm, Kernels(sizes_of(actor, model, horizon, len(start.state)))
     state_key, action_key = jax.random.split(key)
     noise = jax.random.normal(action_key, (horizon, len(start.state), actor.action_size))
@@ -175,16 +185,16 @@ def dream(actor, critic, model, start, key, *, horizon, gamma, lambda_, discount
     hidden, dynamics = kept[:4], kept[4:]
 
     heads = [layers(head) for head in (model.reward, critic)]
-    last = jnp.concatenate([weights[-1][:, 0] for weights, _ in heads]).astype(jnp.bfloat16)
+    last = jnp.concatenate([weights[-1][:, 0] for weights, _ in heads])
     biases = jnp.concatenate([padded(jnp.concatenate(biases)) for _, biases in heads])
     by = by_reward_and_value(weight, gamma, lambda_, len(start.state))
     reward, value, gradient, *kept = kernels.judge(
-        features, packed(arrange_judge, heads[0][0] + heads[1][0]), biases, last, by
+        features, packed(partial(arrange_judge, rssm.sizes), heads[0][0] + heads[1][0]), biases, last, by
     )
     pull = kernels.pull_back(gradient, features, *dynamics, packed(arrange_pull_back, transition))
     returns = lambda_return(reward, value, gamma, lambda_)
     critic = Trace(value, None, (features, *kept[:3]), (*kept[3:], jnp.ones_like(value)[..., None]))
-    return Dream(features, noise, returns, (out, hidden), pull, weight, critic)
+    return Dream(features[..., : sum(rssm.sizes)], noise, returns, (out, hidden), pull, weight, critic)
 
 
 def by_reward_and_value(weight, gamma: float, lambda_: float, rows: int):
@@ -203,7 +213,8 @@ def by_reward_and_value(weight, gamma: float, lambda_: float, rows: int):
 
 def policy_output(actor, dream: Dream):
     """What `behaviour.policy_output` returns."""
-    return _policy_output([(layer.weight, layer.bias) for layer in actor.mlp.layers], dream.features, *dream.policy)
+    weights = [(layer.weight, layer.bias) for layer in actor.mlp.layers]
+    return _policy_output(weights, dream.critic.inputs[0], *dream.policy)
 
 
 @jax.custom_vjp
@@ -216,8 +227,15 @@ def _policy_gradient(residuals, by_out):
     steps, rows, outputs = by_out.shape
     kernels = Kernels(Sizes(8, 2, outputs // 2, 8, hidden[0].shape[-1], steps, rows))
     sums = kernels.blame(by_out, *hidden, packed(arrange_blame, [weight for weight, _ in weights[1:]]))
-    pairs = [weigh(x, by) for x, by in zip([features, *hidden[:3]], sums, strict=True)]
+    pairs = by_weights(weights[:4], [features, *hidden[:3]], sums)
     return [*pairs, layer_gradient(hidden[3], by_out)], None, None, None
+
+
+def by_weights(weights, inputs, sums, scale=None, skip: int = 0) -> list:
+    """Gradients of layers' weights and biases; of the first one's inputs the kernels' features have more than it."""
+    skips = [skip, *[0] * (len(inputs) - 1)]
+    pairs = [weigh(x, by, scale, s) for x, by, s in zip(inputs, sums, skips, strict=True)]
+    return [(by[: len(weight)], bias) for (weight, _), (by, bias) in zip(weights, pairs, strict=True)]
 
 
 _policy_output.defvjp(lambda weights, features, out, hidden: (out, (weights, features, hidden)), _policy_gradient)
@@ -233,12 +251,13 @@ def _critic_value(weights, trace: Trace):
     return trace.value
 
 
-def _critic_gradient(trace: Trace, c):
+def _critic_gradient(residuals, c):
+    weights, trace = residuals
     *inputs, last = trace.inputs
-    pairs = [weigh(x, by, c, skip=len(x) - len(by)) for x, by in zip(inputs, trace.slopes[:-1], strict=True)]
+    pairs = by_weights(weights[:3], inputs, trace.slopes[:-1], c, skip=1)  # the start has no value
     return [*pairs, layer_gradient(last, c[..., None])], None
 
 
-_critic_value.defvjp(lambda weights, trace: (trace.value, trace), _critic_gradient)
+_critic_value.defvjp(lambda weights, trace: (trace.value, (weights, trace)), _critic_gradient)
 
 FUSED = Way(dream, policy_output, critic_value, over_seeds=lambda fn: fn)

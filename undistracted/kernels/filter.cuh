@@ -29,9 +29,17 @@ __device__ inline uint4 ask(const uint4* x) {
     return y;
 }
 
+__device__ inline uint2 ask(const uint2* x) {
+    uint2 y;
+    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(y.x), "=r"(y.y) : "l"(x));
+    return y;
+}
+
 __device__ inline void load_rows(unsigned (&a)[4], const bf16* x, int stride) {
     const int lane = threadIdx.x % 32;
-    load_tile(a, (unsigned)__cvta_generic_to_shared(x + lane % 16 * stride + lane / 16 * 8));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(x + lane % 16 * stride + lane / 16 * 8)));
 }
 
 // 16 bytes to this place of another block's shared memory.
@@ -120,6 +128,8 @@ struct Crew {
         }
     }
 };
+
+__device__ inline void put(bf16* x, float a, float b) { *(unsigned*)x = rounded(a, b); }
 
 // Shared memory: zero at first, since columns that fill a slab up must be numbers, then weights.
 __device__ inline uint2* prepare(int bytes, const uint2* common, int commons, const uint2* own, int owns) {

@@ -57,7 +57,7 @@ class Kernels:
         T, B, seeds = self.sizes.T, self.sizes.B, args[0].shape[0]
         outs = [jax.ShapeDtypeStruct((seeds, T, B, width), dtype) for width, dtype in zip(widths, dtypes, strict=True)]
         grid = -(-B // TILE) * CLUSTER, seeds
-        source = launch.constants(**self.sizes._asdict(), MT=1) + launch.text("rows.cuh", "filter.cuh", f"{name}.cu")
+        source = launch.constants(**self.sizes._asdict()) + launch.text("tiles.cuh", "filter.cuh", f"{name}.cu")
         return launch.kernel_call(name, source, outs, grid, WARPS * 32, memory)(*args)
 
     def forward(self, *args):
@@ -96,7 +96,7 @@ def gate_shares(gates: np.ndarray) -> list:
 def arranged(common: list, own: list) -> np.ndarray:
     """First what all blocks need, then each block's own."""
     return np.concatenate(
-        [pack(weight, 1) for weight in [*common, *(w for block in zip(*own, strict=True) for w in block)]]
+        [pack(weight) for weight in [*common, *(w for block in zip(*own, strict=True) for w in block)]]
     )
 
 

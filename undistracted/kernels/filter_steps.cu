@@ -1,9 +1,9 @@
 struct Forward {
-    using Inputs = Weight<Z, N, 1>;
-    using Out = Weight<N, 2 * ZP, 1>;
-    using GatesH = Weight<D, 3 * 8 * TD, 1>;  // a tile of each gate next to each other
-    using GatesX = Weight<N, 3 * 8 * TD, 1>;
-    using Hidden = Weight<D, 8 * TN, 1>;
+    using Inputs = Weight<Z, N>;
+    using Out = Weight<N, 2 * ZP>;
+    using GatesH = Weight<D, 3 * 8 * TD>;  // a tile of each gate next to each other
+    using GatesX = Weight<N, 3 * 8 * TD>;
+    using Hidden = Weight<D, 8 * TN>;
     static constexpr int out = Inputs::size, common = out + Out::size;
     static constexpr int gates_x = GatesH::size, hidden = gates_x + GatesX::size, own = hidden + Hidden::size;
     static constexpr int size = common + CLUSTER * own;

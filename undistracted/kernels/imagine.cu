@@ -1,177 +1,208 @@
-struct Dynamics {
-    using Policy = Weight<F, M>;
-    using PolicyNext = Weight<M, M>;
-    using PolicyOut = Weight<M, 2 * AP, 1>;
-    using Inputs = Weight<Z + A, N>;
-    using GatesX = Weight<N, 3 * up(D, 8 * COLUMNS)>;  // a tile of each gate's columns next to each other
-    using GatesH = Weight<D, 3 * up(D, 8 * COLUMNS)>;
-    using Hidden = Weight<D, N>;
-    using Out = Weight<N, 2 * ZP, 1>;
-    static constexpr int policy_next = Policy::size, policy_out = policy_next + 3 * PolicyNext::size,
-                         inputs = policy_out + PolicyOut::size, gates_x = inputs + Inputs::size,
-                         gates_h = gates_x + GatesX::size, hidden = gates_h + GatesH::size, out = hidden + Hidden::size,
-                         size = out + Out::size;
-    static constexpr int b_out = 4 * M, b_inputs = b_out + 2 * AP, b_gates = b_inputs + N, b_hidden = b_gates + 4 * D,
-                         b_prior = b_hidden + N, biases = b_prior + 2 * ZP;
-};
+using Policy = Weight<F, M>;
+using PolicyNext = Weight<M, M>;
+using PolicyOut = Weight<M, 2 * AP>;
+using Inputs = Weight<ZP + AP, N>;
+using Hidden = Weight<D, N>;
+using Out = Weight<N, 2 * ZP>;
+// Of T tiles of the belief: its reset's, update's and candidate's columns.
+template <int T>
+using GatesX = Weight<N, 3 * 8 * T>;
+template <int T>
+using GatesH = Weight<D, 3 * 8 * T>;
 
-constexpr int PS = MS > NS ? MS : NS;
-constexpr int IMAGINE_MEMORY = ROWS * ((FS + XS + 2 * PS) * 2 + D * 4);
+constexpr int FOURS = TD / 4, REST = TD % 4;  // tiles of the belief are taken four at a time
+constexpr int GATES = FOURS * (GatesX<4>::size + GatesH<4>::size) + (REST ? GatesX<REST>::size + GatesH<REST>::size : 0);
+constexpr int WEIGHTS = Policy::size + 3 * PolicyNext::size + PolicyOut::size + Inputs::size + GATES + Hidden::size +
+                        Out::size;
+constexpr int B_OUT = 4 * M, B_INPUTS = B_OUT + 2 * AP, B_GATES = B_INPUTS + N, B_HIDDEN = B_GATES + 4 * D,
+              B_PRIOR = B_HIDDEN + N, BIASES = B_PRIOR + 2 * ZP;
+constexpr int OWN = up(Exact<TD>::size + BIASES * 4, 128);
 
-// The GRU's new belief for COUNT of a warp's tiles of columns, from its FROM-th on. What its gradient needs is kept:
-// reset, update, candidate, and the candidate's part of the old belief.
-template <int FROM, int COUNT>
-__device__ void gru(const Place& at, const bf16* x, const bf16* h, float* belief, const uint2* weight,
-                    const float* bias, bf16* kept) {
-    using Y = Dynamics;
-    const int tile = (at.columns + FROM * COLUMNS) * 3 * 32;
-    float sums[3 * COUNT][MT][4] = {}, xn[COUNT][MT][4];
-    multiply<3 * COUNT, Y::GatesX, 3 * COLUMNS, 3>(sums, x + at.row0 * PS, PS, weight + Y::gates_x + tile);
+// The GRU's new belief for T of its tiles from `first` on, in place of the old. What its gradient needs is kept: reset,
+// update, candidate, and the candidate's part of the old belief, (row, 4, D).
+template <int T>
+__device__ void gru(Ring<OWN>& ring, const Place& at, const Tiles<TN>& x, const Tiles<TD>& h, Exact<TD>& belief,
+                    int first, const float* bias, bf16* kept) {
+    Sums<4 * T> sums;  // of reset, update, the candidate's part of the inputs, that of the belief
 #pragma unroll
-    for (int j = 0; j < COUNT; j++)
+    for (int gate = 0; gate < 4; gate++)
 #pragma unroll
-        for (int i = 0; i < MT; i++)
+        for (int j = 0; j < T; j++) {
+            const float2 b = *(const float2*)(bias + gate * D + first * 8 + column<T>(j));
+            float(&sum)[4] = sums[gate * T + j];
+            sum[0] = sum[2] = b.x, sum[1] = sum[3] = b.y;
+        }
+    ring.multiply<GatesX<T>>(x, [&](int tile) -> float(&)[4] { return sums[tile]; });
+    ring.multiply<GatesH<T>>(h, [&](int tile) -> float(&)[4] { return sums[tile < 2 * T ? tile : tile + T]; });
+    Tiles<4 * T> gates;
 #pragma unroll
-            for (int e = 0; e < 4; e++) xn[j][i][e] = sums[3 * j + 2][i][e], sums[3 * j + 2][i][e] = 0;
-    multiply<3 * COUNT, Y::GatesH, 3 * COLUMNS, 3>(sums, h + at.row0 * FS, FS, weight + Y::gates_h + tile);
+    for (int j = 0; j < T; j++) {
+        float now[4], r[4], u[4], candidate[4];
+        belief.get(first + j, now);
 #pragma unroll
-    for (int j = 0; j < COUNT; j++) {
-        const int column = at.column(FROM + j);
-        if (column >= D) continue;
-        float add[4][2];
+        for (int e = 0; e < 4; e++) {
+            r[e] = sigmoid(sums[j][e]), u[e] = sigmoid(sums[T + j][e]);
+            candidate[e] = hyperbolic(sums[2 * T + j][e] + r[e] * sums[3 * T + j][e]);
+            now[e] = (1 - u[e]) * candidate[e] + u[e] * now[e];
+        }
+        belief.put(first + j, now);
 #pragma unroll
-        for (int gate = 0; gate < 4; gate++)
-#pragma unroll
-            for (int k = 0; k < 2; k++) add[gate][k] = __ldg(bias + Y::b_gates + gate * D + column + k);
-#pragma unroll
-        for (int i = 0; i < MT; i++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int row = at.row(i, half);
-                unsigned pairs[4];
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    const int e = 2 * half + k;
-                    const float r = sigmoid(sums[3 * j][i][e] + add[0][k]),
-                                u = sigmoid(sums[3 * j + 1][i][e] + add[1][k]);
-                    const float old = sums[3 * j + 2][i][e] + add[3][k];
-                    const float candidate = hyperbolic(xn[j][i][e] + add[2][k] + r * old);
-                    float& b = belief[row * D + column + k];
-                    b = (1 - u) * candidate + u * b;
-                    pairs[2 * k] = rounded(r, u), pairs[2 * k + 1] = rounded(candidate, old);
-                }
-                if (row < at.rows)
-                    *(uint4*)(kept + (row * D + column) * 4) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
-            }
+        for (int half = 0; half < 2; half++) {
+            const int e = 2 * half;
+            gates[j][half] = rounded(r[e], r[e + 1]), gates[T + j][half] = rounded(u[e], u[e + 1]);
+            gates[2 * T + j][half] = rounded(candidate[e], candidate[e + 1]);
+            gates[3 * T + j][half] = rounded(sums[3 * T + j][e], sums[3 * T + j][e + 1]);
+        }
     }
+    kept += first * 8;
+    at.store<T>(gates, kept, 4 * D), at.store<T, T>(gates, kept + D, 4 * D);
+    at.store<T, 2 * T>(gates, kept + 2 * D, 4 * D), at.store<T, 3 * T>(gates, kept + 3 * D, 4 * D);
 }
 
-// All tiles of columns, as many at a time as there are registers for.
-template <int FROM = 0>
-__device__ void all_gru(const Place& at, const bf16* x, const bf16* h, float* belief, const uint2* weight,
-                        const float* bias, bf16* kept) {
-    constexpr int AT_ONCE = MT == 1 ? 3 : MT == 2 ? 2 : 1, LEFT = up(D, 8 * COLUMNS) / 8 / COLUMNS - FROM;
-    constexpr int COUNT = LEFT < AT_ONCE ? LEFT : AT_ONCE;
-    gru<FROM, COUNT>(at, x, h, belief, weight, bias, kept);
-    if constexpr (LEFT > COUNT) all_gru<FROM + COUNT>(at, x, h, belief, weight, bias, kept);
+// Two neighbours of a row of floats; of a place beyond the last, the last ones.
+__device__ inline float2 two(const float* row, int place, int width) {
+    const int last = place + 1 < width ? place + 1 : width - 1;
+    return float2{__ldg(row + min(place, width - 1)), __ldg(row + last)};
+}
+
+__device__ inline void bring_weights(Ring<OWN>& ring, const uint2* weights) {
+    for (int t = 0; t < H; t++) {
+        const uint2* next = weights;
+        ring.bring_weight<Policy>(next);
+        for (int i = 0; i < 3; i++) ring.bring_weight<PolicyNext>(next);
+        ring.bring_weight<PolicyOut>(next);
+        ring.bring_weight<Inputs>(next);
+        for (int i = 0; i < FOURS; i++) ring.bring_weight<GatesX<4>>(next), ring.bring_weight<GatesH<4>>(next);
+        if constexpr (REST > 0) ring.bring_weight<GatesX<REST>>(next), ring.bring_weight<GatesH<REST>>(next);
+        ring.bring_weight<Hidden>(next);
+        ring.bring_weight<Out>(next);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     imagine(const float* start_belief, const float* start_state, const float* action_noise, const float* state_noise,
             const uint2* weights, const float* biases, bf16* features, float* out, bf16* p1, bf16* p2, bf16* p3,
             bf16* p4, bf16* inputs, bf16* gates, bf16* hidden, bf16* spread) {
-    using Y = Dynamics;
-    const Place at(n);
-    bf16 *z = (bf16*)memory, *x = z + ROWS * FS, *a = x + ROWS * XS, *b = a + ROWS * PS;
-    float* belief = (float*)(b + ROWS * PS);
-    clear(IMAGINE_MEMORY);
-    weights += at.seed * Y::size, biases += at.seed * Y::biases;
-    for (int i = threadIdx.x; i < at.rows * D; i += THREADS) {
-        belief[i] = start_belief[((long long)at.seed * n + at.first) * D + i];
-        put(z + i / D * FS + i % D, belief[i]);
-    }
-    for (int i = threadIdx.x; i < at.rows * Z; i += THREADS) {
-        const float state = start_state[((long long)at.seed * n + at.first) * Z + i];
-        put(z + i / Z * FS + D + i % Z, state), put(x + i / Z * XS + i % Z, state);
-    }
+    Ring<OWN> ring(memory);
+    float* const bias = (float*)((char*)memory + Exact<TD>::size);
+    copy(bias, biases + blockIdx.y * BIASES, BIASES);
     __syncthreads();
-    auto unit = [&](bf16* to, const float* bias, int units) {
-        return [=](int row, int column, float u, float v) {
-            if (column >= units) return;
-            put(to + row * PS + column, elu(u + __ldg(bias + column)), elu(v + __ldg(bias + column + 1)));
-        };
-    };
-    store<F>(features + ((long long)at.seed * (H + 1) * n + at.first) * F, z, FS, at.rows);
+    if (threadIdx.x >= CREW) {
+        if (threadIdx.x == CREW) bring_weights(ring, weights + blockIdx.y * WEIGHTS);
+        return;
+    }
+    const Place at(n);
+    Exact<TD> belief(memory);
+    Tiles<TZ> state;
+#pragma unroll
+    for (int j = 0; j < TD; j++) {
+        float now[4];
+        for (int half = 0; half < 2; half++) {
+            const float2 b = two(start_belief + ((long long)at.seed * n + at.row(half)) * D, column<TD>(j), D);
+            now[2 * half] = b.x, now[2 * half + 1] = b.y;
+        }
+        belief.put(j, now);
+    }
+    each<TZ>([&](int j, int half, int) {
+        const float2 z = two(start_state + ((long long)at.seed * n + at.row(half)) * Z, column<TZ>(j), Z);
+        state[j][half] = column<TZ>(j) < Z ? rounded(z.x, z.y) : 0;
+    });
+#pragma unroll 1
     for (int t = 0; t < H; t++) {
-        const long long from = ((long long)at.seed * H + t) * n + at.first;
-        // The policy acts.
-        layer<Y::Policy>(at, z, FS, weights, unit(a, biases, M));
-        __syncthreads();
-        bf16* const policy[4] = {p1, p2, p3, p4};
+        const long long from = ((long long)at.seed * H + t) * n;
+        Tiles<TM> y;
+        {
+            Tiles<TF> x;
+            belief.get(x);
+            each<TZ>([&](int j, int half, int) { x[TD + j][half] = state[j][half]; });
+            bf16* to = features + (from + at.seed * n) * F;
+            at.store<TD>(x, to, F), at.store<TZ, TD>(x, to + D, F);
+            // The policy acts.
+            Sums<TM> sums;
+            begin(sums, bias);
+            ring.multiply<Policy>(x, sums);
+            elu(y, sums);
+        }
+        at.store<TM>(y, p1 + from * M, M);
+        bf16* const policy[3] = {p2, p3, p4};
 #pragma unroll 1
         for (int i = 0; i < 3; i++) {
-            bf16 *source = i % 2 ? b : a, *to = i % 2 ? a : b;
-            store<M>(policy[i] + from * M, source, PS, at.rows);
-            layer<Y::PolicyNext>(at, source, PS, weights + Y::policy_next + i * Y::PolicyNext::size,
-                                 unit(to, biases + (i + 1) * M, M));
-            __syncthreads();
+            Sums<TM> sums;
+            begin(sums, bias + (i + 1) * M);
+            ring.multiply<PolicyNext>(y, sums);
+            elu(y, sums);
+            at.store<TM>(y, policy[i] + from * M, M);
         }
-        store<M>(policy[3] + from * M, b, PS, at.rows);
-        if (at.columns < AP / 8) {  // a warp has an action's mean as well as its deviation
-            float sums[2][MT][4] = {}, noise[MT][4];
-            for (int i = 0; i < MT; i++)
-                for (int e = 0; e < 4; e++)
-                    noise[i][e] = __ldg(action_noise + (from + min(at.row(i, e / 2), at.rows - 1)) * A +
-                                        min(at.columns * 8 + at.lane % 4 * 2 + e % 2, A - 1));
-            multiply<2, Y::PolicyOut, AP / 8>(sums, b + at.row0 * PS, PS, weights + Y::policy_out + at.columns * 32);
-            for (int i = 0; i < MT; i++)
-                for (int e = 0; e < 4; e++) {
-                    const int row = at.row(i, e / 2), action = at.columns * 8 + at.lane % 4 * 2 + e % 2;
-                    if (row >= at.rows || action >= A) continue;
-                    const float mean = sums[0][i][e] + __ldg(biases + Y::b_out + action);
-                    const float raw = sums[1][i][e] + __ldg(biases + Y::b_out + AP + action);
-                    float* to = out + (from + row) * 2 * A + action;
-                    to[0] = mean, to[A] = raw;
+        Tiles<TZ + TA> moved;
+        {
+            Sums<2 * TA> sums;
+            clear(sums);
+            ring.multiply<PolicyOut>(y, sums);
+            each<TA>([&](int j, int half, int e) {
+                const int action = column<TA>(j);
+                const float2 noise = two(action_noise + (from + at.row(half)) * A, action, A);
+                float* to = out + (from + at.row(half)) * 2 * A + action;
+                float acted[2];
+                for (int k = 0; k < 2; k++) {
+                    const float mean = sums[j][e + k] + bias[B_OUT + action + k];
+                    const float raw = sums[TA + j][e + k] + bias[B_OUT + AP + action + k];
+                    if (action + k < A && at.has(half)) to[k] = mean, to[A + k] = raw;
                     const float deviation = softplus(raw + STD_SHIFT) + MIN_STD;
-                    put(x + row * XS + Z + action, hyperbolic(5 * hyperbolic(mean / 5) + deviation * noise[i][e]));
+                    acted[k] = hyperbolic(5 * hyperbolic(mean / 5) + deviation * (k ? noise.y : noise.x));
+                    if (action + k >= A) acted[k] = 0;
                 }
+                moved[TZ + j][half] = rounded(acted[0], acted[1]);
+            });
+            each<TZ>([&](int j, int half, int) { moved[j][half] = state[j][half]; });
         }
-        __syncthreads();
         // The belief moves on.
-        layer<Y::Inputs>(at, x, XS, weights + Y::inputs, unit(a, biases + Y::b_inputs, N));
-        __syncthreads();
-        store<N>(inputs + from * N, a, PS, at.rows);
-        all_gru(at, a, z, belief, weights, biases, gates + from * D * 4);
-        __syncthreads();
-        for (int i = threadIdx.x; i < ROWS * D / 2; i += THREADS) {
-            const int row = i / (D / 2), column = i % (D / 2) * 2;
-            put(z + row * FS + column, belief[row * D + column], belief[row * D + column + 1]);
+        {
+            Tiles<TN> x;
+            Sums<TN> sums;
+            begin(sums, bias + B_INPUTS);
+            ring.multiply<Inputs>(moved, sums);
+            elu(x, sums);
+            at.store<TN>(x, inputs + from * N, N);
+            Tiles<TD> h;
+            belief.get(h);
+            bf16* kept = gates + from * 4 * D;
+#pragma unroll 1
+            for (int i = 0; i < FOURS; i++) gru<4>(ring, at, x, h, belief, 4 * i, bias + B_GATES, kept);
+            if constexpr (REST > 0) gru<REST>(ring, at, x, h, belief, 4 * FOURS, bias + B_GATES, kept);
         }
-        __syncthreads();
         // The prior tells the state.
-        layer<Y::Hidden>(at, z, FS, weights + Y::hidden, unit(b, biases + Y::b_hidden, N));
-        __syncthreads();
-        store<N>(hidden + from * N, b, PS, at.rows);
-        for (int own = at.columns; own < ZP / 8; own += COLUMNS) {
-            float sums[2][MT][4] = {}, noises[MT][4];
-            for (int i = 0; i < MT; i++)
-                for (int e = 0; e < 4; e++)
-                    noises[i][e] = __ldg(state_noise + (from + min(at.row(i, e / 2), at.rows - 1)) * Z +
-                                         min(own * 8 + at.lane % 4 * 2 + e % 2, Z - 1));
-            multiply<2, Y::Out, ZP / 8>(sums, b + at.row0 * PS, PS, weights + Y::out + own * 32);
-            for (int i = 0; i < MT; i++)
-                for (int e = 0; e < 4; e++) {
-                    const int row = at.row(i, e / 2), state = own * 8 + at.lane % 4 * 2 + e % 2;
-                    if (row >= at.rows || state >= Z) continue;
-                    const float mean = sums[0][i][e] + __ldg(biases + Y::b_prior + state);
-                    const float raw = sums[1][i][e] + __ldg(biases + Y::b_prior + ZP + state);
-                    const float noise = noises[i][e];
-                    const float sample = mean + (softplus(raw) + 0.1f) * noise;
-                    put(z + row * FS + D + state, sample), put(x + row * XS + state, sample);
-                    put(spread + (from + row) * Z + state, noise * sigmoid(raw));
-                }
+        Tiles<TN> x;
+        {
+            Tiles<TD> h;
+            belief.get(h);
+            Sums<TN> sums;
+            begin(sums, bias + B_HIDDEN);
+            ring.multiply<Hidden>(h, sums);
+            elu(x, sums);
         }
-        __syncthreads();
-        store<F>(features + (from + (at.seed + 1) * n) * F, z, FS, at.rows);
+        at.store<TN>(x, hidden + from * N, N);
+        Sums<2 * TZ> sums;
+        clear(sums);
+        ring.multiply<Out>(x, sums);
+        Tiles<TZ> slopes;
+        each<TZ>([&](int j, int half, int e) {
+            const int place = column<TZ>(j);
+            const float2 noise = two(state_noise + (from + at.row(half)) * Z, place, Z);
+            float sample[2], slope[2];
+            for (int k = 0; k < 2; k++) {
+                const float mean = sums[j][e + k] + bias[B_PRIOR + place + k];
+                const float raw = sums[TZ + j][e + k] + bias[B_PRIOR + ZP + place + k];
+                sample[k] = mean + (softplus(raw) + 0.1f) * (k ? noise.y : noise.x);
+                slope[k] = (k ? noise.y : noise.x) * sigmoid(raw);
+            }
+            state[j][half] = place < Z ? rounded(sample[0], sample[1]) : 0;
+            slopes[j][half] = place < Z ? rounded(slope[0], slope[1]) : 0;
+        });
+        at.store<TZ>(slopes, spread + from * ZP, ZP);
     }
+    Tiles<TF> x;
+    belief.get(x);
+    each<TZ>([&](int j, int half, int) { x[TD + j][half] = state[j][half]; });
+    bf16* to = features + ((long long)at.seed * (H + 1) + H) * n * F;
+    at.store<TD>(x, to, F), at.store<TZ, TD>(x, to + D, F);
 }

@@ -1,123 +1,152 @@
-struct Reverse {
-    using Out = Weight<2 * ZP, N>;
-    using Hidden = Weight<N, D>;
-    using GateX = Weight<D, N>;
-    using GateH = Weight<D, D>;
-    using Inputs = Weight<N, ZP + AP>;
-    static constexpr int hidden = Out::size, gates_x = hidden + Hidden::size, gates_h = gates_x + 3 * GateX::size,
-                         inputs = gates_h + 3 * GateH::size, size = inputs + Inputs::size;
-};
+using Out = Weight<2 * ZP, N>;
+using Hidden = Weight<N, D>;
+using GateX = Weight<D, N>;
+using GateH = Weight<D, D>;
+using Inputs = Weight<N, ZP + AP>;
 
-constexpr int GS = DS > NS ? DS : NS, OS = apart(2 * ZP);
-constexpr int PULL_MEMORY = ROWS * (D * 4 + ZP * 4 + (3 * GS + OS) * 2);
+// In the order of their use; of the gates, candidate, update, reset.
+constexpr int WEIGHTS = Out::size + Hidden::size + 3 * GateX::size + Inputs::size + 3 * GateH::size;
+constexpr int OWN = Exact<TD>::size + 2 * Stash<TD>::size;
+
+__device__ inline void bring_weights(Ring<OWN>& ring, const uint2* weights) {
+    for (int t = 0; t < H; t++) {
+        const uint2* next = weights;
+        ring.bring_weight<Out>(next);
+        ring.bring_weight<Hidden>(next);
+        for (int i = 0; i < 3; i++) ring.bring_weight<GateX>(next);
+        ring.bring_weight<Inputs>(next);
+        for (int i = 0; i < 3; i++) ring.bring_weight<GateH>(next);
+    }
+}
+
+// Of T tiles of the belief from `first` on: from the gradient of the new belief, in `whole`, that of the sums of
+// candidate, update and reset. The old belief's own part of it takes its place.
+template <int T>
+__device__ inline void gates_back(const Place& at, Sums<TD>& whole, int first, const bf16* kept, const bf16* before,
+                                  Tiles<TD>& by_new, Stash<TD>& by_update, Stash<TD>& by_reset) {
+    Tiles<T> reset, update, candidate, old, belief;
+    kept += first * 8;
+    at.load<T>(reset, kept, 4 * D), at.load<T>(update, kept + D, 4 * D);
+    at.load<T>(candidate, kept + 2 * D, 4 * D), at.load<T>(old, kept + 3 * D, 4 * D);
+    at.load<T>(belief, before + first * 8, F);
+#pragma unroll
+    for (int j = 0; j < T; j++) {
+        float by[3][4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            auto number = [&](const Tiles<T>& x) { return e % 2 ? high(x[j][e / 2]) : low(x[j][e / 2]); };
+            float& g = whole[first + j][e];
+            const float r = number(reset), u = number(update), c = number(candidate);
+            by[0][e] = g * (1 - u) * (1 - c * c);
+            by[1][e] = g * (number(belief) - c) * u * (1 - u);
+            by[2][e] = by[0][e] * number(old) * r * (1 - r);
+            g *= u;
+        }
+        by_new[first + j][0] = rounded(by[0][0], by[0][1]), by_new[first + j][1] = rounded(by[0][2], by[0][3]);
+        by_update.put(first + j, rounded(by[1][0], by[1][1]), rounded(by[1][2], by[1][3]));
+        by_reset.put(first + j, rounded(by[2][0], by[2][1]), rounded(by[2][2], by[2][3]));
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     pull_back(const bf16* gradient, const bf16* features, const bf16* inputs, const bf16* gates, const bf16* hidden,
               const bf16* spread, const uint2* weights, float* pull) {
-    using Y = Reverse;
-    constexpr int TILES = Y::Hidden::tiles / COLUMNS, TILES_IN = Y::GateX::tiles / COLUMNS;
+    Ring<OWN> ring(memory);
+    __syncthreads();
+    if (threadIdx.x >= CREW) {
+        if (threadIdx.x == CREW) bring_weights(ring, weights + blockIdx.y * WEIGHTS);
+        return;
+    }
     const Place at(n);
-    float *by_belief = (float*)memory, *by_state = by_belief + ROWS * D;  // of the latent that the last step left
-    bf16 *r = (bf16*)(by_state + ROWS * ZP), *u = r + ROWS * GS, *a = u + ROWS * GS, *out = a + ROWS * GS;
-    clear(PULL_MEMORY);
-    weights += at.seed * Y::size;
+    Exact<TD> by_belief(memory);  // of the latent that the last step left, as is by_state
+    Stash<TD> by_update((char*)memory + Exact<TD>::size), by_reset((char*)memory + Exact<TD>::size + Stash<TD>::size);
+    Sums<TZ> by_state;
+    clear(by_state);
+    for (int j = 0; j < TD; j++) by_belief.put(j, {0, 0, 0, 0});
+#pragma unroll 1
     for (int t = H - 1; t >= 0; t--) {
-        const long long from = ((long long)at.seed * H + t) * n + at.first;
-        // Back through the state's sample and the prior.
-        for (int i = threadIdx.x; i < at.rows * Z; i += THREADS) {
-            const int row = i / Z, state = i % Z;
-            const float g = by_state[row * ZP + state] + one(__ldg(gradient + (from + row) * F + D + state));
-            put(out + row * OS + state, g), put(out + row * OS + ZP + state, g * one(__ldg(spread + from * Z + i)));
-        }
-        __syncthreads();
-        auto kept_hidden = [&](int row, int column) { return at.pair(hidden + from * N, N, row, column); };
-        layer<Y::Out>(at, out, OS, weights, kept_hidden, [&](int row, int column, float x, float y, unsigned pair) {
-            if (column >= N) return;
-            put(a + row * GS + column, x * elu_slope(low(pair)), y * elu_slope(high(pair)));
-        });
-        __syncthreads();
-        // Back through the gates. A thread has the same columns of the belief in every product below.
-        unsigned by_new[TILES][MT][2];
+        const long long from = ((long long)at.seed * H + t) * n;
+        Tiles<TD> by_new;
         {
-            float sums[TILES][MT][4] = {};
-            multiply<TILES, Y::Hidden, COLUMNS>(sums, a + at.row0 * GS, GS, weights + Y::hidden + at.columns * 32);
-            at.each<TILES>([&](int j, int i, int half, int row, int column) {
-                const uint4 kept =
-                    __ldg((const uint4*)(gates + ((from + min(row, at.rows - 1)) * D + min(column, D - 2)) * 4));
-                const unsigned ru[2] = {kept.x, kept.z}, nh[2] = {kept.y, kept.w};
-                const unsigned g = at.pair(gradient + from * F, F, row, column);
-                const unsigned before = at.pair(features + (from + at.seed * n) * F, F, row, column);
-                const int own = row * D + min(column, D - 2);
-                float by[3][2];  // the candidate's sum, the update's, the reset's
+            Tiles<TN> y;
+            // Back through the state's sample and the prior.
+            {
+                Tiles<2 * TZ> out;
+                Tiles<TZ> g, slope;
+                at.load<TZ>(g, gradient + from * F + D, F), at.load<TZ>(slope, spread + from * ZP, ZP);
+                each<TZ>([&](int j, int half, int e) {
+                    const float x = by_state[j][e] + low(g[j][half]), y = by_state[j][e + 1] + high(g[j][half]);
+                    out[j][half] = rounded(x, y);
+                    out[TZ + j][half] = rounded(x * low(slope[j][half]), y * high(slope[j][half]));
+                });
+                Sums<TN> sums;
+                clear(sums);
+                ring.multiply<Out>(out, sums);
+                at.load<TN>(y, hidden + from * N, N);
+                blame_sums(y, sums);
+            }
+            // Back through the gates.
+            Sums<TD> whole;
+            {
+                Tiles<TD> g;
+                at.load<TD>(g, gradient + from * F, F);
+                each<TD>([&](int j, int half, int e) {
+                    if (half == 0) by_belief.get(j, whole[j]);
+                    whole[j][e] += low(g[j][half]), whole[j][e + 1] += high(g[j][half]);
+                });
+            }
+            ring.multiply<Hidden>(y, whole);
+            const bf16 *kept = gates + from * 4 * D, *before = features + (from + at.seed * n) * F;
 #pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    float& carried = by_belief[own + k];
-                    const float whole = carried + sums[j][i][2 * half + k] + (k ? high(g) : low(g));
-                    const float reset = low(ru[k]), update = high(ru[k]), candidate = low(nh[k]);
-                    if (column < D) carried = whole * update;
-                    by[0][k] = whole * (1 - update) * (1 - candidate * candidate);
-                    by[1][k] = whole * ((k ? high(before) : low(before)) - candidate) * update * (1 - update);
-                    by[2][k] = by[0][k] * high(nh[k]) * reset * (1 - reset);
-                }
-                by_new[j][i][half] = rounded(by[0][0], by[0][1]);
-                if (column >= D) return;
-                put(u + row * GS + column, by[1][0], by[1][1]);
-                put(r + row * GS + column, by[2][0], by[2][1]);
-            });
+            for (int first = 0; first < TD / 4 * 4; first += 4)
+                gates_back<4>(at, whole, first, kept, before, by_new, by_update, by_reset);
+            if constexpr (TD % 4 > 0)
+                gates_back<TD % 4>(at, whole, TD / 4 * 4, kept, before, by_new, by_update, by_reset);
+#pragma unroll
+            for (int j = 0; j < TD; j++) by_belief.put(j, whole[j]);
         }
-        __syncthreads();
-        auto each_new = [&](auto f) {
-            at.each<TILES>([&](int j, int i, int half, int row, int column) {
-                if (column < D) f(row, column, by_new[j][i][half]);
-            });
-        };
-        each_new([&](int row, int column, unsigned pair) { *(unsigned*)(a + row * GS + column) = pair; });
-        __syncthreads();
-        unsigned by_inputs[TILES_IN][MT][2];
         {
-            float sums[TILES_IN][MT][4] = {};
-#pragma unroll 1
-            for (int k = 0; k < 3; k++)
-                multiply<TILES_IN, Y::GateX, COLUMNS>(sums, r + (k * ROWS + at.row0) * GS, GS,
-                                                      weights + Y::gates_x + k * Y::GateX::size + at.columns * 32);
-            at.each<TILES_IN>([&](int j, int i, int half, int row, int column) {
-                const unsigned pair = at.pair(inputs + from * N, N, row, column);
-                by_inputs[j][i][half] = rounded(sums[j][i][2 * half] * elu_slope(low(pair)),
-                                                sums[j][i][2 * half + 1] * elu_slope(high(pair)));
+            Tiles<TN> y;
+            {
+                Sums<TN> sums;
+                clear(sums);
+                ring.multiply<GateX>(by_new, sums);
+                Tiles<TD> by;
+                at.load<TD>(by, gates + from * 4 * D, 4 * D);  // the reset stands before the old belief's part
+                each<TD>([&](int j, int half, int) {
+                    by_new[j][half] = rounded(low(by_new[j][half]) * low(by[j][half]),
+                                              high(by_new[j][half]) * high(by[j][half]));
+                });
+                by_update.get(by);
+                ring.multiply<GateX>(by, sums);
+                by_reset.get(by);
+                ring.multiply<GateX>(by, sums);
+                at.load<TN>(y, inputs + from * N, N);
+                blame_sums(y, sums);
+            }
+            // Back to the state and the action before.
+            Sums<TZ + TA> sums;
+            clear(sums);
+            ring.multiply<Inputs>(y, sums);
+            each<TZ>([&](int j, int half, int e) {
+                by_state[j][e] = sums[j][e], by_state[j][e + 1] = sums[j][e + 1];
+            });
+            each<TA>([&](int j, int half, int e) {
+                for (int k = 0; k < 2; k++)
+                    if (column<TA>(j) + k < A && at.has(half))
+                        pull[(from + at.row(half)) * A + column<TA>(j) + k] = sums[TZ + j][e + k];
             });
         }
-        __syncthreads();
-        each_new([&](int row, int column, unsigned pair) {  // the candidate's part of the old belief
-            const bf16* reset = gates + ((from + min(row, at.rows - 1)) * D + column) * 4;
-            put(a + row * GS + column, low(pair) * one(__ldg(reset)), high(pair) * one(__ldg(reset + 4)));
-        });
-        __syncthreads();
-        {
-            float sums[TILES][MT][4] = {};
-#pragma unroll 1
-            for (int k = 0; k < 3; k++)
-                multiply<TILES, Y::GateH, COLUMNS>(sums, r + (k * ROWS + at.row0) * GS, GS,
-                                                   weights + Y::gates_h + k * Y::GateH::size + at.columns * 32);
-            at.each<TILES>([&](int j, int i, int half, int row, int column) {
-                if (column >= D) return;
-                by_belief[row * D + column] += sums[j][i][2 * half];
-                by_belief[row * D + column + 1] += sums[j][i][2 * half + 1];
-            });
-        }
-        __syncthreads();
-        // Back to the state and the action before.
-        at.each<TILES_IN>([&](int j, int i, int half, int row, int column) {
-            if (column < N) *(unsigned*)(a + row * GS + column) = by_inputs[j][i][half];
-        });
-        __syncthreads();
-        layer<Y::Inputs>(at, a, GS, weights + Y::inputs, [&](int row, int column, float x, float y) {
-            const float pair[2] = {x, y};
-            for (int k = 0; k < 2; k++)
-                if (column + k < ZP)
-                    by_state[row * ZP + column + k] = pair[k];
-                else if (row < at.rows && column + k - ZP < A)
-                    pull[(from + row) * A + column + k - ZP] = pair[k];
-        });
-        __syncthreads();
+        Sums<TD> sums;
+#pragma unroll
+        for (int j = 0; j < TD; j++) by_belief.get(j, sums[j]);
+        ring.multiply<GateH>(by_new, sums);
+        Tiles<TD> by;
+        by_update.get(by);
+        ring.multiply<GateH>(by, sums);
+        by_reset.get(by);
+        ring.multiply<GateH>(by, sums);
+#pragma unroll
+        for (int j = 0; j < TD; j++) by_belief.put(j, sums[j]);
     }
 }

@@ -1,9 +1,9 @@
 struct Backward {
-    using Out = Weight<2 * ZP, N, 1>;
-    using Inputs = Weight<N, ZP, 1>;
-    using GateH = Weight<D, 8 * TD, 1>;  // of each: reset, update, candidate
-    using GateX = Weight<D, 8 * TN, 1>;  // of each: candidate, reset, update
-    using Hidden = Weight<N, 8 * TD, 1>;
+    using Out = Weight<2 * ZP, N>;
+    using Inputs = Weight<N, ZP>;
+    using GateH = Weight<D, 8 * TD>;  // of each: reset, update, candidate
+    using GateX = Weight<D, 8 * TN>;  // of each: candidate, reset, update
+    using Hidden = Weight<N, 8 * TD>;
     static constexpr int inputs = Out::size, common = inputs + Inputs::size;
     static constexpr int gates_x = 3 * GateH::size, hidden = gates_x + 3 * GateX::size, own = hidden + Hidden::size;
     static constexpr int size = common + CLUSTER * own;

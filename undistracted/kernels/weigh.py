@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from undistracted.kernels import launch
-from undistracted.kernels.weights import COLUMNS, of_one_seed, up
+from undistracted.kernels.weights import of_one_seed, up
 
-THREADS, STAGE = 320, 32  # as in weigh.cu
+STAGE, STAGES, CLUSTER = 32, 6, 2  # two blocks of a cluster find room wherever two blocks do
 
 
 def weigh(x, sums, scale=None, skip: int = 0):
@@ -17,14 +17,29 @@ def weigh(x, sums, scale=None, skip: int = 0):
     def kernel(x, sums, scale):
         seeds, steps, rows, inputs = x.shape
         many, width = sums.shape[1] * rows, sums.shape[-1]
-        shares = max(launch.PROCESSORS // (2 * seeds), 1)  # all blocks run at once
-        sizes = dict(K=inputs, M=width, ROWS_X=steps * rows, SKIP=skip * rows, ROWS_S=many)
-        source = launch.constants(**sizes, SHARES=shares, SCALED=int(scaled)) + launch.text("weigh.cu")
-        half, tiles = up(up(inputs + 1, 16) // 16, 2) // 2 * 16, up(width, 8 * COLUMNS) // 8
-        memory = 2 * STAGE * (up(half, 32) + 8 + tiles * 8 + 8 + tiles % 2 * 8) * 2
-        out = [jax.ShapeDtypeStruct((seeds, shares, inputs + 1, width), jnp.float32)]
-        (parts,) = launch.kernel_call("weigh", source, out, (shares, seeds, 2), THREADS, memory)(x, sums, scale)
+        down, across = warps(inputs, width)
+        # All blocks run at once, in whole clusters: of two, or, where they are emulated, of four.
+        shares = max(min(launch.PROCESSORS // seeds // 4 * 4, up(up(many, STAGE) // STAGE, 4)), 4)
+        sizes = dict(K=inputs, M=width, ROWS_X=steps * rows, SKIP=skip * rows, ROWS_S=many, SCALED=int(scaled))
+        sizes |= dict(DOWN=down, ACROSS=across, STAGE=STAGE, STAGES=STAGES, SHARES=shares, CLUSTER=CLUSTER)
+        source = launch.constants(**sizes) + launch.text("weigh.cu")
+        out = [jax.ShapeDtypeStruct((seeds, shares // CLUSTER, inputs + 1, width), jnp.float32)]
+        threads, memory = down * across * 32, memory_of(inputs, width)
+        (parts,) = launch.kernel_call("weigh", source, out, (shares, seeds), threads, memory)(x, sums, scale)
         total = parts.sum(1)
         return total[:, :-1], total[:, -1]
 
     return of_one_seed(kernel)(x, sums, scale if scaled else jnp.zeros(1))
+
+
+def warps(inputs: int, width: int) -> tuple[int, int]:
+    """How many of a block's eight warps divide the inputs, and how many the outputs: so that each has the fewest tiles
+    of 16 by 8, which stay in its registers."""
+    return min((2, 4), (4, 2), key=lambda x: up(inputs + 1, 16 * x[0]) // x[0] * (up(width, 8 * x[1]) // x[1]))
+
+
+def memory_of(inputs: int, width: int) -> int:
+    """Bytes of shared memory, as in weigh.cu: for stages of rows, and in the end for the product."""
+    down, across = warps(inputs, width)
+    row = up(inputs + 1, 16 * down) + 8 + up(up(width, 8 * across), 16) + 8
+    return max(2 * STAGES * STAGE * row, 4 * (inputs + 1) * width)

@@ -10,25 +10,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-COLUMNS = 5  # groups of columns, as in rows.cuh
-
 
 def up(x: int, multiple: int) -> int:
     return -(-x // multiple) * multiple
 
 
 def apart(x: int) -> int:
-    """How far apart rows of shared memory lie, as in rows.cuh."""
+    """How far apart rows of shared memory lie, as in tiles.cuh."""
     return up(x, 16) + 8
 
 
-def pack(weight: np.ndarray, groups: int = COLUMNS) -> np.ndarray:
-    """One weight (K, N), as a vector, with as many tiles for each group of columns."""
+def pack(weight: np.ndarray) -> np.ndarray:
+    """One weight (K, N), as a vector."""
     inputs, outputs = weight.shape
-    weight = np.pad(weight, ((0, -inputs % 16), (0, -outputs % (8 * groups))))
+    weight = np.pad(weight, ((0, -inputs % 16), (0, -outputs % 8)))
     slabs, tiles = weight.shape[0] // 16, weight.shape[1] // 8
     cut = weight.reshape(slabs, 2, 4, 2, tiles, 8)  # slab, half, q, which of two, tile, n
     return cut.transpose(0, 4, 5, 2, 1, 3).ravel()
+
+
+def dealt(width: int) -> np.ndarray:
+    """Which column stands at each place of a warp's tiles: in four tiles next to each other, thread q of a row, whose
+    places are 2q and 2q + 1 of each, has eight neighbours. Tiles that are left are as they were."""
+    fours = np.arange(width // 32 * 32).reshape(-1, 4, 4, 2)  # four tiles, q, tile, which of two
+    return np.concatenate([fours.swapaxes(1, 2).ravel(), np.arange(fours.size, width)])
+
+
+def deal(weight: np.ndarray, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> np.ndarray:
+    """A weight for rows in registers (rows.cuh), packed: its inputs and outputs, in parts of these widths, each filled
+    up to whole tiles, stand where a warp has them."""
+    for parts in (inputs, outputs):  # each turn deals the rows, and turns the weight
+        split = np.split(weight, np.cumsum(parts)[:-1])
+        split = [np.pad(part, ((0, -len(part) % 8), (0, 0))) for part in split]
+        weight = np.concatenate([part[dealt(len(part))] for part in split]).T
+    return pack(weight)
 
 
 def columns(weight: np.ndarray, parts: int, multiple: int = 8) -> np.ndarray:
