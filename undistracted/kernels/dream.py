@@ -152,9 +152,7 @@ def arrange_pull_back(inputs, x, h, hidden, out):
     D, N, Z = h.shape[:1], x.shape[:1], (out.shape[1] // 2,)
     A = (len(inputs) - Z[0],)
     gates_x, gates_h = ([deal(gate.T, D, w.shape[:1]) for gate in np.split(w, 3, 1)[::-1]] for w in (x, h))
-    return np.concatenate(
-        [deal(out.T, 2 * Z, N), deal(hidden.T, N, D), *gates_x, deal(inputs.T, N, Z + A), *gates_h]
-    )
+    return np.concatenate([deal(out.T, 2 * Z, N), deal(hidden.T, N, D), *gates_x, deal(inputs.T, N, Z + A), *gates_h])
 
 
 def arrange_blame(p2, p3, p4, p5):

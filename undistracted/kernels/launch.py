@@ -1,7 +1,9 @@
 """CUDA kernels inside of compiled programs, without a compiler on the machine: NVRTC, which comes with JAX for NVIDIA's
 GPUs, turns their text into PTX, and XLA launches that as any kernel of its own."""
 
+import contextlib
 import ctypes
+import hashlib
 import re
 import sys
 from ctypes.util import find_library
@@ -11,6 +13,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from undistracted.envs.video import cache_folder
+from undistracted.files import write_whole
+
+OPTIONS = "--std=c++17", "--device-as-default-execution-space", "--use_fast_math"  # of NVRTC
 SHARED_MEMORY, PROCESSORS = 232_448, 132  # bytes that a block can have, and where blocks run, of an H100 or H200
 
 
@@ -59,8 +65,22 @@ def architecture() -> str:
 
 @cache
 def ptx(source: str, arch: str) -> str:
-    """NVRTC's translation. The version in its head is the translator's own, which a driver that is older than the
-    translator would refuse; what the kernels use is as old as version 8.0."""
+    """A kernel's translation, kept with other caches: NVRTC takes up to ten seconds for one. Where they cannot be
+    written, they are made each time."""
+    name = hashlib.sha256("\n".join([arch, *OPTIONS, source]).encode()).hexdigest()[:32]
+    path = cache_folder() / "kernels" / f"{name}.ptx"
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    text = translated(source, arch)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    return text
+
+
+def translated(source: str, arch: str) -> str:
+    """By NVRTC. The version in its head is the translator's own, which a driver that is older than the translator would
+    refuse; what the kernels use is as old as version 8.0."""
     nvrtc, program, size = library(), ctypes.c_void_p(), ctypes.c_size_t()
 
     def read(what: str) -> str:
@@ -69,7 +89,7 @@ def ptx(source: str, arch: str) -> str:
         getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
         return buffer.value.decode()
 
-    options = [f"--gpu-architecture={arch}", "--std=c++17", "--device-as-default-execution-space", "--use_fast_math"]
+    options = [f"--gpu-architecture={arch}", *OPTIONS]
     options = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None)
     try:

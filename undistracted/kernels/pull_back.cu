@@ -48,6 +48,17 @@ __device__ inline void gates_back(const Place& at, Sums<TD>& whole, int first, c
     }
 }
 
+// What the three gates' gradients, of which `by` is the candidate's, give to their inputs.
+template <class W>
+__device__ inline void by_gates(Ring<OWN>& ring, Tiles<TD>& by, const Stash<TD>& update, const Stash<TD>& reset,
+                                Sums<W::tiles>& sums) {
+#pragma unroll 1
+    for (int i = 0; i < 3; i++) {
+        if (i) (i == 1 ? update : reset).get(by);
+        ring.multiply<W>(by, sums);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     pull_back(const bf16* gradient, const bf16* features, const bf16* inputs, const bf16* gates, const bf16* hidden,
               const bf16* spread, const uint2* weights, float* pull) {
@@ -110,17 +121,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             {
                 Sums<TN> sums;
                 clear(sums);
-                ring.multiply<GateX>(by_new, sums);
-                Tiles<TD> by;
-                at.load<TD>(by, gates + from * 4 * D, 4 * D);  // the reset stands before the old belief's part
+                Tiles<TD> by, reset;
+                at.load<TD>(reset, gates + from * 4 * D, 4 * D);  // it stands before the old belief's part
                 each<TD>([&](int j, int half, int) {
-                    by_new[j][half] = rounded(low(by_new[j][half]) * low(by[j][half]),
-                                              high(by_new[j][half]) * high(by[j][half]));
+                    by[j][half] = by_new[j][half];
+                    by_new[j][half] = rounded(low(by_new[j][half]) * low(reset[j][half]),
+                                              high(by_new[j][half]) * high(reset[j][half]));
                 });
-                by_update.get(by);
-                ring.multiply<GateX>(by, sums);
-                by_reset.get(by);
-                ring.multiply<GateX>(by, sums);
+                by_gates<GateX>(ring, by, by_update, by_reset, sums);
                 at.load<TN>(y, inputs + from * N, N);
                 blame_sums(y, sums);
             }
@@ -140,12 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         Sums<TD> sums;
 #pragma unroll
         for (int j = 0; j < TD; j++) by_belief.get(j, sums[j]);
-        ring.multiply<GateH>(by_new, sums);
-        Tiles<TD> by;
-        by_update.get(by);
-        ring.multiply<GateH>(by, sums);
-        by_reset.get(by);
-        ring.multiply<GateH>(by, sums);
+        by_gates<GateH>(ring, by_new, by_update, by_reset, sums);
 #pragma unroll
         for (int j = 0; j < TD; j++) by_belief.put(j, sums[j]);
     }
