@@ -1,8 +1,8 @@
 """A dream by kernels of our own: what `behaviour.PLAIN` computes, with the same draws.
 
 XLA runs a layer as a product and a pass for bias and ELU, each through the GPU's memory, and a step of imagination as a
-dozen kernels that wait for each other. Here a warp keeps its rows in its registers from the first layer to the last,
-and through all steps of the horizon.
+dozen kernels that wait for each other. Here a warp keeps its rows on the chip from the first layer to the last, and
+through all steps of the horizon.
 """
 
 from functools import partial
@@ -19,9 +19,9 @@ from undistracted.kernels.weights import deal, dealt, of_one_seed, pack, packed,
 from undistracted.rssm import Transition
 from undistracted.slopes import Trace, layer_gradient
 
-CREWS = 3, 7  # warps of a block that have rows; with the one that brings weights, whole fours
+CREWS = 3, 5, 7  # warps of a block that have rows
 WIDEST = 232  # columns for which registers suffice
-ROOM = 32_768  # bytes of a block for weights and biases, at least
+ROOM = 49_152  # bytes of a block for weights and biases, at least
 
 
 class Sizes(NamedTuple):
@@ -42,9 +42,21 @@ class Sizes(NamedTuple):
         """Numbers of a latent, whose state is filled up to a whole tile."""
         return self.D + up(self.Z, 8)
 
-    def memory(self) -> int:
-        """The most bytes that a row needs in a kernel, beside the weights."""
-        return max(self.D * 4 + 2 * self.D * 2, 3 * self.M * 2)  # pull_back, judge
+    def memory(self) -> dict[str, int]:
+        """Bytes that a row needs in each kernel, beside the weights."""
+        D, Z, A, N, M, *_ = self
+        layer, states = max(M, N, up(Z, 8) + up(A, 8)), up(Z, 8)
+        return {
+            "imagine": D * 4 + up(self.features, 16) * 2 + up(layer, 16) * 2,
+            "judge": 3 * up(max(self.features, M), 16) * 2,
+            "pull_back": D * 4 + 3 * up(max(D, N, 2 * states), 16) * 2,
+            "blame": up(max(M, 2 * A), 16) * 2,
+        }
+
+    def crew(self, name: str, rows: int) -> int:
+        """As few warps to a block as let all rows be taken at once, or as many as find room; 0 if none do."""
+        room = [c for c in CREWS if 16 * c * self.memory()[name] + ROOM <= launch.SHARED_MEMORY]
+        return next((c for c in room if 16 * c * launch.PROCESSORS >= rows), max(room, default=0))
 
 
 def fits(actor, critic, model) -> bool:
@@ -56,7 +68,7 @@ def fits(actor, critic, model) -> bool:
     D, Z, A, N, M, *_ = sizes
     heads = all(shape == [(D + Z, M), (M, M), (M, M), (M, 1)] for shape in shapes) and len(actor.mlp.layers) == 5
     wide = all(x % 8 == 0 and x <= WIDEST for x in (D, N, M)) and Z % 2 == 0 and A <= 40 and sizes.features <= WIDEST
-    return heads and wide and 16 * CREWS[-1] * sizes.memory() + ROOM <= launch.SHARED_MEMORY
+    return heads and wide and all(sizes.crew(name, 1) for name in sizes.memory())
 
 
 def sizes_of(actor, model, horizon: int, rows: int) -> Sizes:
@@ -85,8 +97,7 @@ class Kernels:
 
         def kernel(*args):
             seeds, rows = len(args[0]), self.sizes.n * (self.sizes.H if steps else 1)
-            # As few rows to a block as let all of them run at once.
-            crew = next((c for c in CREWS if 16 * c * launch.PROCESSORS >= rows * seeds), CREWS[-1])
+            crew = self.sizes.crew(name, rows * seeds)
             sizes = self.sizes._asdict() | dict(WARPS=crew, MEMORY=launch.SHARED_MEMORY)
             source = launch.constants(**sizes) + launch.text("tiles.cuh", "rows.cuh", f"{name}.cu")
             outs = [jax.ShapeDtypeStruct((seeds, *shape), dtype) for shape, dtype in shapes]
@@ -130,13 +141,12 @@ class Kernels:
 
 
 def arrange_judge(features: tuple, *weights):
-    """Of both heads forward, and all but the first layer turned; then the first layers turned."""
-    parts, back = [], []
+    """Of both heads, three layers forward and back."""
+    parts = []
     for a, b, c, _ in (weights[:4], weights[4:]):
         wide = b.shape[:1]
-        parts += [deal(a, features, wide), *[deal(w, wide, wide) for w in (b, c, c.T, b.T)]]
-        back = [deal(a.T, wide, features), *back]
-    return np.concatenate(parts + back)
+        parts += [deal(a, features, wide), *[deal(w, wide, wide) for w in (b, c, c.T, b.T)], deal(a.T, wide, features)]
+    return np.concatenate(parts)
 
 
 def arrange_imagine(p1, p2, p3, p4, p5, inputs, x, h, hidden, out):

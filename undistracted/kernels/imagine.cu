@@ -16,12 +16,13 @@ constexpr int WEIGHTS = Policy::size + 3 * PolicyNext::size + PolicyOut::size + 
                         Out::size;
 constexpr int B_OUT = 4 * M, B_INPUTS = B_OUT + 2 * AP, B_GATES = B_INPUTS + N, B_HIDDEN = B_GATES + 4 * D,
               B_PRIOR = B_HIDDEN + N, BIASES = B_PRIOR + 2 * ZP;
-constexpr int OWN = up(Exact<TD>::size + BIASES * 4, 128);
+constexpr int WIDE = larger(larger(TM, TN), TZ + TA);
+constexpr int OWN = up(Exact<TD>::size + Rows<TF>::size + Rows<WIDE>::size + BIASES * 4, 128);
 
 // The GRU's new belief for T of its tiles from `first` on, in place of the old. What its gradient needs is kept: reset,
 // update, candidate, and the candidate's part of the old belief, (row, 4, D).
 template <int T>
-__device__ void gru(Ring<OWN>& ring, const Place& at, const Tiles<TN>& x, const Tiles<TD>& h, Exact<TD>& belief,
+__device__ void gru(Ring<OWN>& ring, const Place& at, const Rows<WIDE>& x, const Rows<TF>& h, const Exact<TD>& belief,
                     int first, const float* bias, bf16* kept) {
     Sums<4 * T> sums;  // of reset, update, the candidate's part of the inputs, that of the belief
 #pragma unroll
@@ -34,7 +35,7 @@ __device__ void gru(Ring<OWN>& ring, const Place& at, const Tiles<TN>& x, const 
         }
     ring.multiply<GatesX<T>>(x, [&](int tile) -> float(&)[4] { return sums[tile]; });
     ring.multiply<GatesH<T>>(h, [&](int tile) -> float(&)[4] { return sums[tile < 2 * T ? tile : tile + T]; });
-    Tiles<4 * T> gates;
+    Tiles<4> gates[4];
 #pragma unroll
     for (int j = 0; j < T; j++) {
         float now[4], r[4], u[4], candidate[4];
@@ -49,14 +50,13 @@ __device__ void gru(Ring<OWN>& ring, const Place& at, const Tiles<TN>& x, const 
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int e = 2 * half;
-            gates[j][half] = rounded(r[e], r[e + 1]), gates[T + j][half] = rounded(u[e], u[e + 1]);
-            gates[2 * T + j][half] = rounded(candidate[e], candidate[e + 1]);
-            gates[3 * T + j][half] = rounded(sums[3 * T + j][e], sums[3 * T + j][e + 1]);
+            gates[0][j][half] = rounded(r[e], r[e + 1]), gates[1][j][half] = rounded(u[e], u[e + 1]);
+            gates[2][j][half] = rounded(candidate[e], candidate[e + 1]);
+            gates[3][j][half] = rounded(sums[3 * T + j][e], sums[3 * T + j][e + 1]);
         }
     }
-    kept += first * 8;
-    at.store<T>(gates, kept, 4 * D), at.store<T, T>(gates, kept + D, 4 * D);
-    at.store<T, 2 * T>(gates, kept + 2 * D, 4 * D), at.store<T, 3 * T>(gates, kept + 3 * D, 4 * D);
+#pragma unroll
+    for (int gate = 0; gate < 4; gate++) at.store<T>(gates[gate], 0, kept + gate * D + first * 8, 4 * D);
 }
 
 // Two neighbours of a row of floats; of a place beyond the last, the last ones.
@@ -84,7 +84,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const uint2* weights, const float* biases, bf16* features, float* out, bf16* p1, bf16* p2, bf16* p3,
             bf16* p4, bf16* inputs, bf16* gates, bf16* hidden, bf16* spread) {
     Ring<OWN> ring(memory);
-    float* const bias = (float*)((char*)memory + Exact<TD>::size);
+    char* const place = (char*)memory;
+    float* const bias = (float*)(place + Exact<TD>::size + Rows<TF>::size + Rows<WIDE>::size);
     copy(bias, biases + blockIdx.y * BIASES, BIASES);
     __syncthreads();
     if (threadIdx.x >= CREW) {
@@ -92,8 +93,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     const Place at(n);
-    Exact<TD> belief(memory);
+    const Exact<TD> belief(place);
+    const Rows<TF> latent(place + Exact<TD>::size);
+    const Rows<WIDE> y(place + Exact<TD>::size + Rows<TF>::size);  // one layer's outputs, then the next one's
     Tiles<TZ> state;
+    // The latent as the next products take it, and for others to see.
+    auto round_belief = [&](bf16* to) {
+        by_fours<TD>([&](int i, Tiles<4>& h) {
+#pragma unroll
+            for (int j = 0; j < 4 && i + j < TD; j++) {
+                float now[4];
+                belief.get(i + j, now);
+                h[j][0] = rounded(now[0], now[1]), h[j][1] = rounded(now[2], now[3]);
+            }
+            latent.put(h, i), at.store<TD>(h, i, to, F);
+        });
+    };
+    auto put_state = [&](bf16* to) {
+        by_fours<TZ>([&](int i, Tiles<4>& z) {
+#pragma unroll
+            for (int j = 0; j < 4 && i + j < TZ; j++) z[j][0] = state[i + j][0], z[j][1] = state[i + j][1];
+            at.store<TZ>(z, i, to + D, F);
+        });
+        each<TZ>([&](int j, int half, int) {
+            if (half == 0) latent.put_tile(TD + j, state[j][0], state[j][1]);
+        });
+        if (TF % 2) latent.put_tile(TF, 0, 0);
+    };
+    features += (long long)at.seed * (H + 1) * n * F;
 #pragma unroll
     for (int j = 0; j < TD; j++) {
         float now[4];
@@ -107,102 +134,93 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const float2 z = two(start_state + ((long long)at.seed * n + at.row(half)) * Z, column<TZ>(j), Z);
         state[j][half] = column<TZ>(j) < Z ? rounded(z.x, z.y) : 0;
     });
+    round_belief(features), put_state(features);
 #pragma unroll 1
     for (int t = 0; t < H; t++) {
         const long long from = ((long long)at.seed * H + t) * n;
-        Tiles<TM> y;
+        features += (long long)n * F;
+        // The policy acts.
         {
-            Tiles<TF> x;
-            belief.get(x);
-            each<TZ>([&](int j, int half, int) { x[TD + j][half] = state[j][half]; });
-            bf16* to = features + (from + at.seed * n) * F;
-            at.store<TD>(x, to, F), at.store<TZ, TD>(x, to + D, F);
-            // The policy acts.
             Sums<TM> sums;
             begin(sums, bias);
-            ring.multiply<Policy>(x, sums);
-            elu(y, sums);
+            ring.multiply<Policy>(latent, sums);
+            elu(at, sums, y, p1 + from * M);
         }
-        at.store<TM>(y, p1 + from * M, M);
         bf16* const policy[3] = {p2, p3, p4};
 #pragma unroll 1
         for (int i = 0; i < 3; i++) {
             Sums<TM> sums;
             begin(sums, bias + (i + 1) * M);
             ring.multiply<PolicyNext>(y, sums);
-            elu(y, sums);
-            at.store<TM>(y, policy[i] + from * M, M);
+            elu(at, sums, y, policy[i] + from * M);
         }
-        Tiles<TZ + TA> moved;
         {
             Sums<2 * TA> sums;
             clear(sums);
             ring.multiply<PolicyOut>(y, sums);
+            Tiles<TA> acted;
             each<TA>([&](int j, int half, int e) {
                 const int action = column<TA>(j);
                 const float2 noise = two(action_noise + (from + at.row(half)) * A, action, A);
                 float* to = out + (from + at.row(half)) * 2 * A + action;
-                float acted[2];
+                float act[2];
                 for (int k = 0; k < 2; k++) {
                     const float mean = sums[j][e + k] + bias[B_OUT + action + k];
                     const float raw = sums[TA + j][e + k] + bias[B_OUT + AP + action + k];
                     if (action + k < A && at.has(half)) to[k] = mean, to[A + k] = raw;
                     const float deviation = softplus(raw + STD_SHIFT) + MIN_STD;
-                    acted[k] = hyperbolic(5 * hyperbolic(mean / 5) + deviation * (k ? noise.y : noise.x));
-                    if (action + k >= A) acted[k] = 0;
+                    act[k] = hyperbolic(5 * hyperbolic(mean / 5) + deviation * (k ? noise.y : noise.x));
+                    if (action + k >= A) act[k] = 0;
                 }
-                moved[TZ + j][half] = rounded(acted[0], acted[1]);
+                acted[j][half] = rounded(act[0], act[1]);
             });
-            each<TZ>([&](int j, int half, int) { moved[j][half] = state[j][half]; });
+#pragma unroll
+            for (int j = 0; j < TZ; j++) y.put_tile(j, state[j][0], state[j][1]);
+#pragma unroll
+            for (int j = 0; j < TA; j++) y.put_tile(TZ + j, acted[j][0], acted[j][1]);
+            if ((TZ + TA) % 2) y.put_tile(TZ + TA, 0, 0);
         }
         // The belief moves on.
         {
-            Tiles<TN> x;
             Sums<TN> sums;
             begin(sums, bias + B_INPUTS);
-            ring.multiply<Inputs>(moved, sums);
-            elu(x, sums);
-            at.store<TN>(x, inputs + from * N, N);
-            Tiles<TD> h;
-            belief.get(h);
-            bf16* kept = gates + from * 4 * D;
-#pragma unroll 1
-            for (int i = 0; i < FOURS; i++) gru<4>(ring, at, x, h, belief, 4 * i, bias + B_GATES, kept);
-            if constexpr (REST > 0) gru<REST>(ring, at, x, h, belief, 4 * FOURS, bias + B_GATES, kept);
+            ring.multiply<Inputs>(y, sums);
+            elu(at, sums, y, inputs + from * N);
         }
+        bf16* const kept = gates + from * 4 * D;
+#pragma unroll 1
+        for (int i = 0; i < FOURS; i++) gru<4>(ring, at, y, latent, belief, 4 * i, bias + B_GATES, kept);
+        if constexpr (REST > 0) gru<REST>(ring, at, y, latent, belief, 4 * FOURS, bias + B_GATES, kept);
+        round_belief(features);
         // The prior tells the state.
-        Tiles<TN> x;
         {
-            Tiles<TD> h;
-            belief.get(h);
             Sums<TN> sums;
             begin(sums, bias + B_HIDDEN);
-            ring.multiply<Hidden>(h, sums);
-            elu(x, sums);
+            ring.multiply<Hidden>(latent, sums);
+            elu(at, sums, y, hidden + from * N);
         }
-        at.store<TN>(x, hidden + from * N, N);
         Sums<2 * TZ> sums;
         clear(sums);
-        ring.multiply<Out>(x, sums);
+        ring.multiply<Out>(y, sums);
         Tiles<TZ> slopes;
         each<TZ>([&](int j, int half, int e) {
-            const int place = column<TZ>(j);
-            const float2 noise = two(state_noise + (from + at.row(half)) * Z, place, Z);
+            const int column_z = column<TZ>(j);
+            const float2 noise = two(state_noise + (from + at.row(half)) * Z, column_z, Z);
             float sample[2], slope[2];
             for (int k = 0; k < 2; k++) {
-                const float mean = sums[j][e + k] + bias[B_PRIOR + place + k];
-                const float raw = sums[TZ + j][e + k] + bias[B_PRIOR + ZP + place + k];
+                const float mean = sums[j][e + k] + bias[B_PRIOR + column_z + k];
+                const float raw = sums[TZ + j][e + k] + bias[B_PRIOR + ZP + column_z + k];
                 sample[k] = mean + (softplus(raw) + 0.1f) * (k ? noise.y : noise.x);
                 slope[k] = (k ? noise.y : noise.x) * sigmoid(raw);
             }
-            state[j][half] = place < Z ? rounded(sample[0], sample[1]) : 0;
-            slopes[j][half] = place < Z ? rounded(slope[0], slope[1]) : 0;
+            state[j][half] = column_z < Z ? rounded(sample[0], sample[1]) : 0;
+            slopes[j][half] = column_z < Z ? rounded(slope[0], slope[1]) : 0;
         });
-        at.store<TZ>(slopes, spread + from * ZP, ZP);
+        put_state(features);
+        by_fours<TZ>([&](int i, Tiles<4>& z) {
+#pragma unroll
+            for (int j = 0; j < 4 && i + j < TZ; j++) z[j][0] = slopes[i + j][0], z[j][1] = slopes[i + j][1];
+            at.store<TZ>(z, i, spread + from * ZP, ZP);
+        });
     }
-    Tiles<TF> x;
-    belief.get(x);
-    each<TZ>([&](int j, int half, int) { x[TD + j][half] = state[j][half]; });
-    bf16* to = features + ((long long)at.seed * (H + 1) + H) * n * F;
-    at.store<TD>(x, to, F), at.store<TZ, TD>(x, to + D, F);
 }

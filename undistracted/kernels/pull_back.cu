@@ -6,57 +6,56 @@ using Inputs = Weight<N, ZP + AP>;
 
 // In the order of their use; of the gates, candidate, update, reset.
 constexpr int WEIGHTS = Out::size + Hidden::size + 3 * GateX::size + Inputs::size + 3 * GateH::size;
-constexpr int OWN = Exact<TD>::size + 2 * Stash<TD>::size;
+using Layer = Rows<larger(larger(TD, TN), 2 * TZ)>;
+constexpr int OWN = up(Exact<TD>::size + 3 * Layer::size, 128);
 
 __device__ inline void bring_weights(Ring<OWN>& ring, const uint2* weights) {
+#pragma unroll 1
     for (int t = 0; t < H; t++) {
         const uint2* next = weights;
         ring.bring_weight<Out>(next);
         ring.bring_weight<Hidden>(next);
+#pragma unroll 1
         for (int i = 0; i < 3; i++) ring.bring_weight<GateX>(next);
         ring.bring_weight<Inputs>(next);
+#pragma unroll 1
         for (int i = 0; i < 3; i++) ring.bring_weight<GateH>(next);
     }
 }
 
-// Of T tiles of the belief from `first` on: from the gradient of the new belief, in `whole`, that of the sums of
-// candidate, update and reset. The old belief's own part of it takes its place.
-template <int T>
-__device__ inline void gates_back(const Place& at, Sums<TD>& whole, int first, const bf16* kept, const bf16* before,
-                                  Tiles<TD>& by_new, Stash<TD>& by_update, Stash<TD>& by_reset) {
-    Tiles<T> reset, update, candidate, old, belief;
-    kept += first * 8;
-    at.load<T>(reset, kept, 4 * D), at.load<T>(update, kept + D, 4 * D);
-    at.load<T>(candidate, kept + 2 * D, 4 * D), at.load<T>(old, kept + 3 * D, 4 * D);
-    at.load<T>(belief, before + first * 8, F);
+// From the gradient of the new belief, in `whole`, that of the sums of candidate, update and reset; the old belief's own
+// part of it is kept.
+__device__ inline void gates_back(const Place& at, const Sums<TD>& whole, const bf16* kept, const bf16* before,
+                                  const Exact<TD>& by_belief, const Layer (&by)[3]) {
+    by_fours<TD>([&](int i, Tiles<4>& reset) {
+        Tiles<4> update, candidate, old, belief, of[3] = {};
+        at.load<TD>(reset, i, kept, 4 * D), at.load<TD>(update, i, kept + D, 4 * D);
+        at.load<TD>(candidate, i, kept + 2 * D, 4 * D), at.load<TD>(old, i, kept + 3 * D, 4 * D);
+        at.load<TD>(belief, i, before, F);
 #pragma unroll
-    for (int j = 0; j < T; j++) {
-        float by[3][4];
+        for (int j = 0; j < 4 && i + j < TD; j++) {
+            float of_new[4], of_update[4], of_reset[4], rest[4];
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            auto number = [&](const Tiles<T>& x) { return e % 2 ? high(x[j][e / 2]) : low(x[j][e / 2]); };
-            float& g = whole[first + j][e];
-            const float r = number(reset), u = number(update), c = number(candidate);
-            by[0][e] = g * (1 - u) * (1 - c * c);
-            by[1][e] = g * (number(belief) - c) * u * (1 - u);
-            by[2][e] = by[0][e] * number(old) * r * (1 - r);
-            g *= u;
+            for (int e = 0; e < 4; e++) {
+                auto number = [&](const Tiles<4>& x) { return e % 2 ? high(x[j][e / 2]) : low(x[j][e / 2]); };
+                const float g = whole[i + j][e], r = number(reset), u = number(update), c = number(candidate);
+                of_new[e] = g * (1 - u) * (1 - c * c);
+                of_update[e] = g * (number(belief) - c) * u * (1 - u);
+                of_reset[e] = of_new[e] * number(old) * r * (1 - r);
+                rest[e] = g * u;
+            }
+            by_belief.put(i + j, rest);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int e = 2 * half;
+                of[0][j][half] = rounded(of_new[e], of_new[e + 1]);
+                of[1][j][half] = rounded(of_update[e], of_update[e + 1]);
+                of[2][j][half] = rounded(of_reset[e], of_reset[e + 1]);
+            }
         }
-        by_new[first + j][0] = rounded(by[0][0], by[0][1]), by_new[first + j][1] = rounded(by[0][2], by[0][3]);
-        by_update.put(first + j, rounded(by[1][0], by[1][1]), rounded(by[1][2], by[1][3]));
-        by_reset.put(first + j, rounded(by[2][0], by[2][1]), rounded(by[2][2], by[2][3]));
-    }
-}
-
-// What the three gates' gradients, of which `by` is the candidate's, give to their inputs.
-template <class W>
-__device__ inline void by_gates(Ring<OWN>& ring, Tiles<TD>& by, const Stash<TD>& update, const Stash<TD>& reset,
-                                Sums<W::tiles>& sums) {
-#pragma unroll 1
-    for (int i = 0; i < 3; i++) {
-        if (i) (i == 1 ? update : reset).get(by);
-        ring.multiply<W>(by, sums);
-    }
+#pragma unroll
+        for (int k = 0; k < 3; k++) by[k].put(of[k], i);
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -69,73 +68,73 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     const Place at(n);
-    Exact<TD> by_belief(memory);  // of the latent that the last step left, as is by_state
-    Stash<TD> by_update((char*)memory + Exact<TD>::size), by_reset((char*)memory + Exact<TD>::size + Stash<TD>::size);
+    char* const place = (char*)memory;
+    const Exact<TD> by_belief(place);  // of the latent that the last step left, as is by_state
+    char* const layers = place + Exact<TD>::size;
+    const Layer by[3] = {layers, layers + Layer::size, layers + 2 * Layer::size}, &y = by[0];
     Sums<TZ> by_state;
     clear(by_state);
     for (int j = 0; j < TD; j++) by_belief.put(j, {0, 0, 0, 0});
 #pragma unroll 1
     for (int t = H - 1; t >= 0; t--) {
         const long long from = ((long long)at.seed * H + t) * n;
-        Tiles<TD> by_new;
+        // Back through the state's sample and the prior.
+        by_fours<TZ>([&](int i, Tiles<4>& g) {
+            Tiles<4> slope;
+            at.load<TZ>(g, i, gradient + from * F + D, F), at.load<TZ>(slope, i, spread + from * ZP, ZP);
+#pragma unroll
+            for (int j = 0; j < 4 && i + j < TZ; j++) {
+                unsigned mean[2], raw[2];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float a = by_state[i + j][2 * half] + low(g[j][half]);
+                    const float b = by_state[i + j][2 * half + 1] + high(g[j][half]);
+                    mean[half] = rounded(a, b), raw[half] = rounded(a * low(slope[j][half]), b * high(slope[j][half]));
+                }
+                y.put_tile(i + j, mean[0], mean[1]), y.put_tile(TZ + i + j, raw[0], raw[1]);
+            }
+        });
         {
-            Tiles<TN> y;
-            // Back through the state's sample and the prior.
-            {
-                Tiles<2 * TZ> out;
-                Tiles<TZ> g, slope;
-                at.load<TZ>(g, gradient + from * F + D, F), at.load<TZ>(slope, spread + from * ZP, ZP);
-                each<TZ>([&](int j, int half, int e) {
-                    const float x = by_state[j][e] + low(g[j][half]), y = by_state[j][e + 1] + high(g[j][half]);
-                    out[j][half] = rounded(x, y);
-                    out[TZ + j][half] = rounded(x * low(slope[j][half]), y * high(slope[j][half]));
-                });
-                Sums<TN> sums;
-                clear(sums);
-                ring.multiply<Out>(out, sums);
-                at.load<TN>(y, hidden + from * N, N);
-                blame_sums(y, sums);
-            }
-            // Back through the gates.
-            Sums<TD> whole;
-            {
-                Tiles<TD> g;
-                at.load<TD>(g, gradient + from * F, F);
-                each<TD>([&](int j, int half, int e) {
-                    if (half == 0) by_belief.get(j, whole[j]);
-                    whole[j][e] += low(g[j][half]), whole[j][e + 1] += high(g[j][half]);
-                });
-            }
-            ring.multiply<Hidden>(y, whole);
-            const bf16 *kept = gates + from * 4 * D, *before = features + (from + at.seed * n) * F;
-#pragma unroll
-            for (int first = 0; first < TD / 4 * 4; first += 4)
-                gates_back<4>(at, whole, first, kept, before, by_new, by_update, by_reset);
-            if constexpr (TD % 4 > 0)
-                gates_back<TD % 4>(at, whole, TD / 4 * 4, kept, before, by_new, by_update, by_reset);
-#pragma unroll
-            for (int j = 0; j < TD; j++) by_belief.put(j, whole[j]);
+            Sums<TN> sums;
+            clear(sums);
+            ring.multiply<Out>(y, sums);
+            by_fours<TN>([&](int i, Tiles<4>& x) {
+                at.load<TN>(x, i, hidden + from * N, N), blame_sums(x, i, sums), y.put(x, i);
+            });
         }
+        // Back through the gates.
+        const bf16* const kept = gates + from * 4 * D;
         {
-            Tiles<TN> y;
+            Sums<TD> whole;
+            by_fours<TD>([&](int i, Tiles<4>& g) {
+                at.load<TD>(g, i, gradient + from * F, F);
+#pragma unroll
+                for (int j = 0; j < 4 && i + j < TD; j++) {
+                    by_belief.get(i + j, whole[i + j]);
+                    whole[i + j][0] += low(g[j][0]), whole[i + j][1] += high(g[j][0]);
+                    whole[i + j][2] += low(g[j][1]), whole[i + j][3] += high(g[j][1]);
+                }
+            });
+            ring.multiply<Hidden>(y, whole);
+            gates_back(at, whole, kept, features + (from + at.seed * n) * F, by_belief, by);
+        }
+        // Back to the state and the action before.
+        {
+            Tiles<TN> x;
             {
                 Sums<TN> sums;
                 clear(sums);
-                Tiles<TD> by, reset;
-                at.load<TD>(reset, gates + from * 4 * D, 4 * D);  // it stands before the old belief's part
-                each<TD>([&](int j, int half, int) {
-                    by[j][half] = by_new[j][half];
-                    by_new[j][half] = rounded(low(by_new[j][half]) * low(reset[j][half]),
-                                              high(by_new[j][half]) * high(reset[j][half]));
+#pragma unroll 1
+                for (int k = 0; k < 3; k++) ring.multiply<GateX>(Layer(layers + k * Layer::size), sums);
+                by_fours<TN>([&](int i, Tiles<4>& four) {
+                    at.load<TN>(four, i, inputs + from * N, N), blame_sums(four, i, sums);
+#pragma unroll
+                    for (int j = 0; j < 4 && i + j < TN; j++) x[i + j][0] = four[j][0], x[i + j][1] = four[j][1];
                 });
-                by_gates<GateX>(ring, by, by_update, by_reset, sums);
-                at.load<TN>(y, inputs + from * N, N);
-                blame_sums(y, sums);
             }
-            // Back to the state and the action before.
             Sums<TZ + TA> sums;
             clear(sums);
-            ring.multiply<Inputs>(y, sums);
+            ring.multiply_held<Inputs>(x, sums);
             each<TZ>([&](int j, int half, int e) {
                 by_state[j][e] = sums[j][e], by_state[j][e + 1] = sums[j][e + 1];
             });
@@ -145,10 +144,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         pull[(from + at.row(half)) * A + column<TA>(j) + k] = sums[TZ + j][e + k];
             });
         }
+        // And to the belief before, of which the candidate has what the reset left.
+        by_fours<TD>([&](int i, Tiles<4>& reset) {
+            Tiles<4> x = {};
+            at.load<TD>(reset, i, kept, 4 * D), by[0].get(x, i);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    x[j][half] =
+                        rounded(low(x[j][half]) * low(reset[j][half]), high(x[j][half]) * high(reset[j][half]));
+            by[0].put(x, i);
+        });
         Sums<TD> sums;
 #pragma unroll
         for (int j = 0; j < TD; j++) by_belief.get(j, sums[j]);
-        by_gates<GateH>(ring, by_new, by_update, by_reset, sums);
+#pragma unroll 1
+        for (int k = 0; k < 3; k++) ring.multiply<GateH>(Layer(layers + k * Layer::size), sums);
 #pragma unroll
         for (int j = 0; j < TD; j++) by_belief.put(j, sums[j]);
     }

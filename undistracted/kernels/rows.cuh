@@ -1,10 +1,13 @@
-// Rows in registers. A warp takes 16 rows through one layer after another: what the tensor cores put out lies in its
-// registers just as they take it in, so that between layers nothing is written, and no warp waits for another. All
-// warps of a block share the weights, which come through a ring in shared memory, in the order in which they are used,
-// brought by one more warp.
+// Rows of a warp. A warp takes 16 rows through one layer after another and waits for no other: a thread has of a layer's
+// outputs just what the tensor cores will want of it as the next one's inputs, and keeps them in shared memory that is
+// its own. All warps of a block share the weights, which come through a ring in shared memory, in the order in which they
+// are used, brought by one more warp.
 //
 // A thread has numbers of two rows, `half` 0 and 1. Of a tile of 8 columns it has two neighbours; columns are dealt to
 // four tiles such that the thread's are eight neighbours (`dealt` in kernels/weights.py), 16 bytes to load or to store.
+//
+// Products are loops over slabs: unrolled, a kernel's text would not fit the processors' cache for it, which costs more
+// than all products.
 //
 // Compiled for one set of sizes: D belief, Z state, A actions, N units of the world model's layers, M of the heads', H
 // steps of n rows, WARPS that have rows, MEMORY bytes of a block.
@@ -91,6 +94,7 @@ struct Ring {
     // What one thread of the last warp does: a whole weight, from which the next one follows.
     template <class W>
     __device__ void bring_weight(const uint2*& weight) {
+#pragma unroll 1
         for (int slab = 0; slab < W::slabs; slab += many<W>, next()) {
             const int size = min(many<W>, W::slabs - slab) * W::tiles * 32;
             pass(empty + stage, turn ^ 1);
@@ -99,38 +103,75 @@ struct Ring {
         }
     }
 
-    // sums(tile) += rows x weight. Weights are asked for a few tiles before they are needed.
-    template <class W, int X, class To>
-    __device__ void multiply(const Tiles<X>& x, To sums) {
-        constexpr int AHEAD = 6, ALL = W::slabs * W::tiles, AT_ONCE = many<W> * W::tiles;
-        static_assert(AT_ONCE > 0 && up(X, 2) == 2 * W::slabs, "a weight for these rows, of no more than a stage");
-        const int lane = threadIdx.x % 32;
-        uint2 w[AHEAD];
-        auto ask = [&](int i) {
-            if (i >= ALL) return;
-            if (i % AT_ONCE == 0) pass(full + stage, turn);
-            w[i % AHEAD] = ask_near(memory + (stage * STAGE + i % AT_ONCE) * 32 + lane);
-            if (i % AT_ONCE == AT_ONCE - 1 || i == ALL - 1) {
-                __syncwarp();
-                if (lane == 0) arrive(empty + stage);
-                next();
+    __device__ const uint2* here() const { return memory + stage * STAGE * 32 + threadIdx.x % 32; }
+
+    // This warp is done with a stage, which may be filled anew once all are.
+    __device__ void leave(int old) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(empty + old);
+    }
+
+    // sums(tile) += rows x weight, of which `x` has as many slabs. Weights are asked for a few tiles before they are
+    // needed, those of the next slab too.
+    template <class W, class X, class To>
+    __device__ void multiply(const X& x, To sums) {
+        constexpr int AHEAD = W::tiles < 6 ? W::tiles : 6;
+        static_assert(many<W> > 0 && W::slabs <= X::slabs, "of no more than a stage, for rows as long");
+        pass(full + stage, turn);
+        const uint2* weight = here();
+        uint2 w[AHEAD], first[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) first[j] = ask_near(weight + j * 32);
+        uint4 own = x.own[0];
+#pragma unroll 1
+        for (int slab = 0, left = many<W>; slab < W::slabs; slab++) {
+            const bool more = slab + 1 < W::slabs, last = --left == 0 || !more;
+            const unsigned rows[4] = {own.x, own.y, own.z, own.w};
+            const int old = stage;
+            const uint2* next_slab = weight + W::tiles * 32;
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) w[j] = first[j];
+#pragma unroll
+            for (int j = 0; j < W::tiles; j++) {
+                if (j == W::tiles - AHEAD) {
+                    if (last) next(), left = many<W>, next_slab = here();
+                    if (more) {
+                        if (last) pass(full + stage, turn);
+#pragma unroll
+                        for (int i = 0; i < AHEAD; i++) first[i] = ask_near(next_slab + i * 32);
+                        own = x.own[(slab + 1) * CREW];
+                    }
+                }
+                multiply_tile(sums(j), rows, w[j % AHEAD]);
+                if (j + AHEAD < W::tiles) w[j % AHEAD] = ask_near(weight + (j + AHEAD) * 32);
             }
-        };
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) ask(i);
-#pragma unroll
-        for (int i = 0; i < ALL; i++) {
-            const int k = i / W::tiles * 2;
-            const unsigned rows[4] = {x[k][0], x[k][1], k + 1 < X ? x[(k + 1) % X][0] : 0,
-                                      k + 1 < X ? x[(k + 1) % X][1] : 0};
-            const uint2 now = w[i % AHEAD];
-            multiply_tile(sums(i % W::tiles), rows, now);
-            ask(i + AHEAD);
+            if (last) leave(old);
+            weight = next_slab;
         }
     }
 
+    // The same of rows that are in registers still: unrolled, so for few tiles.
     template <class W, int X, int T>
-    __device__ void multiply(const Tiles<X>& x, Sums<T>& sums) {
+    __device__ void multiply_held(const Tiles<X>& x, Sums<T>& sums) {
+        static_assert(T == W::tiles && up(X, 2) == 2 * W::slabs, "a sum for each tile, and rows as long");
+#pragma unroll
+        for (int slab = 0; slab < W::slabs; slab++) {
+            if (slab % many<W> == 0) pass(full + stage, turn);
+            const uint2* weight = here() + slab % many<W> * T * 32;
+            const int k = 2 * slab;
+            const bool two = k + 1 < X;
+            const unsigned rows[4] = {x[k][0], x[k][1], two ? x[(k + 1) % X][0] : 0, two ? x[(k + 1) % X][1] : 0};
+            uint2 w[T];
+#pragma unroll
+            for (int j = 0; j < T; j++) w[j] = ask_near(weight + j * 32);
+#pragma unroll
+            for (int j = 0; j < T; j++) multiply_tile(sums[j], rows, w[j]);
+            if (slab % many<W> == many<W> - 1 || slab == W::slabs - 1) leave(stage), next();
+        }
+    }
+
+    template <class W, class X, int T>
+    __device__ void multiply(const X& x, Sums<T>& sums) {
         static_assert(T == W::tiles, "a sum for each tile");
         multiply<W>(x, [&](int tile) -> float(&)[4] { return sums[tile]; });
     }
@@ -145,6 +186,16 @@ __device__ int column(int tile) {
     return tile < T / 4 * 4 ? tile / 4 * 32 + q * 8 + tile % 4 * 2 : tile * 8 + q * 2;
 }
 
+// f(first, y) for four tiles of T at a time; the last may be fewer, and what it lacks is zero.
+template <int T, class Do>
+__device__ void by_fours(Do f) {
+#pragma unroll
+    for (int first = 0; first < T; first += 4) {
+        Tiles<4> y = {};
+        f(first, y);
+    }
+}
+
 // Which rows of an array this thread has; one beyond the last reads the last, and is not written.
 struct Place {
     int seed = blockIdx.y, first, total;
@@ -153,58 +204,64 @@ struct Place {
     __device__ bool has(int half) const { return first + half * 8 < total; }
     __device__ int row(int half) const { return min(first + half * 8, total - 1); }
 
-    // T tiles of rows of this width, to those from FROM on.
-    template <int T, int FROM = 0, int X>
-    __device__ void load(Tiles<X>& x, const bf16* from, int width) const {
+    // Four tiles of T, of rows of this width. What this kernel WROTE is not in the cache for constants.
+    template <int T, bool WROTE = false>
+    __device__ void load(Tiles<4>& y, int first, const bf16* from, int width) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const bf16* own = from + row(half) * width;
+            if (first + 4 <= T) {
+                const uint4* place = (const uint4*)(own + column<T>(first));
+                const uint4 four = WROTE ? *place : __ldg(place);
+                y[0][half] = four.x, y[1][half] = four.y, y[2][half] = four.z, y[3][half] = four.w;
+            } else
 #pragma unroll
-            for (int j = 0; j < T; j++)
-                if (j >= T / 4 * 4)
-                    x[FROM + j][half] = __ldg((const unsigned*)(own + column<T>(j)));
-                else if (j % 4 == 0) {
-                    const uint4 y = __ldg((const uint4*)(own + column<T>(j)));
-                    x[FROM + j][half] = y.x, x[FROM + j + 1][half] = y.y;
-                    x[FROM + j + 2][half] = y.z, x[FROM + j + 3][half] = y.w;
+                for (int j = 0; j < T - first; j++) {
+                    const unsigned* place = (const unsigned*)(own + column<T>(first + j));
+                    y[j][half] = WROTE ? *place : __ldg(place);
                 }
         }
     }
 
-    template <int T, int FROM = 0, int X>
-    __device__ void store(const Tiles<X>& x, bf16* to, int width) const {
+    template <int T>
+    __device__ void store(const Tiles<4>& y, int first, bf16* to, int width) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (!has(half)) continue;
             bf16* own = to + row(half) * width;
+            if (first + 4 <= T)
+                *(uint4*)(own + column<T>(first)) = uint4{y[0][half], y[1][half], y[2][half], y[3][half]};
+            else
 #pragma unroll
-            for (int j = 0; j < T; j++)
-                if (j >= T / 4 * 4)
-                    *(unsigned*)(own + column<T>(j)) = x[FROM + j][half];
-                else if (j % 4 == 0)
-                    *(uint4*)(own + column<T>(j)) = uint4{x[FROM + j][half], x[FROM + j + 1][half],
-                                                          x[FROM + j + 2][half], x[FROM + j + 3][half]};
+                for (int j = 0; j < T - first; j++) *(unsigned*)(own + column<T>(first + j)) = y[j][half];
         }
     }
 };
 
-// A thread's own tiles in shared memory: what it will need again, but has no registers for.
+// A thread's own numbers of T tiles, rounded, as the tensor cores take them: two tiles are a slab.
 template <int T>
-struct Stash {
-    static constexpr int size = T * 8 * CREW;
-    uint2* own;
-    __device__ Stash(void* place) : own((uint2*)place + threadIdx.x) {}
-    __device__ void put(int tile, unsigned x, unsigned y) { own[tile * CREW] = uint2{x, y}; }
-    __device__ void put(const Tiles<T>& x) {
-#pragma unroll
-        for (int j = 0; j < T; j++) put(j, x[j][0], x[j][1]);
+struct Rows {
+    static constexpr int slabs = (T + 1) / 2, size = slabs * 16 * CREW;
+    uint4* own;
+    __device__ Rows(void* place) : own((uint4*)place + threadIdx.x) {}
+
+    // Four tiles from an even one on, as far as there is room.
+    __device__ void put(const Tiles<4>& y, int first) const {
+        own[first / 2 * CREW] = uint4{y[0][0], y[0][1], y[1][0], y[1][1]};
+        if (first / 2 + 1 < slabs) own[(first / 2 + 1) * CREW] = uint4{y[2][0], y[2][1], y[3][0], y[3][1]};
     }
-    __device__ void get(Tiles<T>& x) const {
-#pragma unroll
-        for (int j = 0; j < T; j++) {
-            const uint2 y = own[j * CREW];
-            x[j][0] = y.x, x[j][1] = y.y;
-        }
+
+    __device__ void get(Tiles<4>& y, int first) const {
+        const uint4 a = own[first / 2 * CREW];
+        y[0][0] = a.x, y[0][1] = a.y, y[1][0] = a.z, y[1][1] = a.w;
+        if (first / 2 + 1 >= slabs) return;
+        const uint4 b = own[(first / 2 + 1) * CREW];
+        y[2][0] = b.x, y[2][1] = b.y, y[3][0] = b.z, y[3][1] = b.w;
+    }
+
+    // One tile. Zeros of a weight meet what fills up the last slab, which must be a number.
+    __device__ void put_tile(int tile, unsigned row_0, unsigned row_8) const {
+        ((uint2*)(own + tile / 2 * CREW))[tile % 2] = uint2{row_0, row_8};
     }
 };
 
@@ -214,19 +271,10 @@ struct Exact {
     static constexpr int size = T * 16 * CREW;
     float4* own;
     __device__ Exact(void* place) : own((float4*)place + threadIdx.x) {}
-    __device__ void put(int tile, const float (&x)[4]) { own[tile * CREW] = float4{x[0], x[1], x[2], x[3]}; }
+    __device__ void put(int tile, const float (&x)[4]) const { own[tile * CREW] = float4{x[0], x[1], x[2], x[3]}; }
     __device__ void get(int tile, float (&x)[4]) const {
         const float4 y = own[tile * CREW];
         x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-    }
-    template <int X>
-    __device__ void get(Tiles<X>& x) const {
-#pragma unroll
-        for (int j = 0; j < T; j++) {
-            float y[4];
-            get(j, y);
-            x[j][0] = rounded(y[0], y[1]), x[j][1] = rounded(y[2], y[3]);
-        }
     }
 };
 
@@ -254,17 +302,30 @@ __device__ void begin(Sums<T>& sums, const float* bias) {
     }
 }
 
-template <int T>
-__device__ void elu(Tiles<T>& y, const Sums<T>& sums) {
-    each<T>([&](int j, int half, int e) { y[j][half] = rounded(elu(sums[j][e]), elu(sums[j][e + 1])); });
+// Outputs of a layer from its sums, as the next one's inputs, and, where `to` is given, to the GPU's memory.
+template <int T, class To>
+__device__ void elu(const Place& at, const Sums<T>& sums, const To& y, bf16* to) {
+    by_fours<T>([&](int first, Tiles<4>& out) {
+#pragma unroll
+        for (int j = 0; j < 4 && first + j < T; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                out[j][half] = rounded(elu(sums[first + j][2 * half]), elu(sums[first + j][2 * half + 1]));
+        y.put(out, first);
+        if (to) at.store<T>(out, first, to, T * 8);
+    });
 }
 
-// In place: a layer's outputs turn into the gradient of its sums, given that of its outputs.
+// Four tiles of a layer's outputs turn into the gradient of its sums, given that of its outputs.
 template <int T>
-__device__ void blame_sums(Tiles<T>& y, const Sums<T>& by) {
-    each<T>([&](int j, int half, int e) {
-        y[j][half] = rounded(by[j][e] * elu_slope(low(y[j][half])), by[j][e + 1] * elu_slope(high(y[j][half])));
-    });
+__device__ void blame_sums(Tiles<4>& y, int first, const Sums<T>& by) {
+#pragma unroll
+    for (int j = 0; j < 4 && first + j < T; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float(&b)[4] = by[first + j];
+            y[j][half] = rounded(b[2 * half] * elu_slope(low(y[j][half])), b[2 * half + 1] * elu_slope(high(y[j][half])));
+        }
 }
 
 // Over the threads that have numbers of the same rows.

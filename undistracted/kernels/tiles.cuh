@@ -3,6 +3,7 @@
 using bf16 = unsigned short;
 
 __host__ __device__ constexpr int up(int x, int m) { return (x + m - 1) / m * m; }
+__host__ __device__ constexpr int larger(int x, int y) { return x > y ? x : y; }
 
 // Rows of shared memory lie an odd number of 16 bytes apart, so that eight of them meet in no bank.
 __host__ __device__ constexpr int apart(int x) { return up(x, 16) + 8; }
