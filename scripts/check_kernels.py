@@ -3,7 +3,7 @@
     python scripts/check_kernels.py distracted/walker-walk [--seeds 4]
 
 One update of each from the same state: how far apart the gradients of every network are, as a share of their norm, and
-whether the kernels give the same twice. bfloat16 keeps eight bits, so a hundredth is what rounding makes of it.
+how far those of the kernels are if they are asked once more. bfloat16 keeps eight bits, so a hundredth is what rounding makes of it.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def main(args: list[str]) -> None:
     ours, again, plain = (moments(dataclasses.replace(config, kernels=by), batch) for by in (True, True, False))
     differences = {name: apart(ours[name], plain[name]) for name in plain}
     print({name: f"{difference:.4f}" for name, difference in differences.items()})
-    print("the same twice:", all(apart(ours[name], again[name]) == 0 for name in plain))
+    print("once more:", {name: f"{apart(again[name], ours[name]):.1e}" for name in plain})
     sys.exit(max(differences.values()) > MOST)
 
 

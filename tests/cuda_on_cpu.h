@@ -115,6 +115,11 @@ inline void pass(Gate* gate, int turn) {
     block->opened.wait(lock, [&] { return gate->turns % 2 != turn; });
 }
 
+inline bool open(Gate* gate, int turn) {
+    std::lock_guard<std::mutex> lock(block->mutex);
+    return gate->turns % 2 != turn;
+}
+
 inline void bring(Gate* gate, void* to, const void* from, int bytes) {
     memcpy(to, from, bytes);
     arrive(gate);

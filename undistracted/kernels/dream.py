@@ -153,7 +153,8 @@ def arrange_imagine(p1, p2, p3, p4, p5, inputs, x, h, hidden, out):
     D, wide, N, Z, A = h.shape[:1], p2.shape[:1], x.shape[:1], (out.shape[1] // 2,), (p5.shape[1] // 2,)
     policy = [deal(p1, D + Z, wide), *[deal(w, wide, wide) for w in (p2, p3, p4)], deal(p5, wide, 2 * A)]
     gates = [(w.reshape(len(w), 3, -1), width) for w, width in ((x, N), (h, D))]
-    some = [slice(first, min(first + 32, *D)) for first in range(0, *D, 32)]  # columns that are taken at once
+    ends = [*range(64, D[0] - 8, 64), *D]  # of columns that are taken at once: eight tiles, or one more
+    some = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
     gates = [deal(w[..., s].reshape(len(w), -1), width, 3 * (s.stop - s.start,)) for s in some for w, width in gates]
     return np.concatenate([*policy, deal(inputs, Z + A, N), *gates, deal(hidden, D, N), deal(out, N, 2 * Z)])
 

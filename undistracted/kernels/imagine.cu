@@ -10,8 +10,10 @@ using GatesX = Weight<N, 3 * 8 * T>;
 template <int T>
 using GatesH = Weight<D, 3 * 8 * T>;
 
-constexpr int FOURS = TD / 4, REST = TD % 4;  // tiles of the belief are taken four at a time
-constexpr int GATES = FOURS * (GatesX<4>::size + GatesH<4>::size) + (REST ? GatesX<REST>::size + GatesH<REST>::size : 0);
+// Tiles of the belief are taken eight at a time, the last ones with one more if it would be left alone.
+constexpr int LEFT = TD % 8, EIGHTS = TD / 8 - (TD > 8 && LEFT == 1), REST = TD - 8 * EIGHTS;
+constexpr int GATES =
+    EIGHTS * (GatesX<8>::size + GatesH<8>::size) + (REST ? GatesX<REST>::size + GatesH<REST>::size : 0);
 constexpr int WEIGHTS = Policy::size + 3 * PolicyNext::size + PolicyOut::size + Inputs::size + GATES + Hidden::size +
                         Out::size;
 constexpr int B_OUT = 4 * M, B_INPUTS = B_OUT + 2 * AP, B_GATES = B_INPUTS + N, B_HIDDEN = B_GATES + 4 * D,
@@ -25,38 +27,37 @@ template <int T>
 __device__ void gru(Ring<OWN>& ring, const Place& at, const Rows<WIDE>& x, const Rows<TF>& h, const Exact<TD>& belief,
                     int first, const float* bias, bf16* kept) {
     Sums<4 * T> sums;  // of reset, update, the candidate's part of the inputs, that of the belief
-#pragma unroll
-    for (int gate = 0; gate < 4; gate++)
-#pragma unroll
-        for (int j = 0; j < T; j++) {
-            const float2 b = *(const float2*)(bias + gate * D + first * 8 + column<T>(j));
-            float(&sum)[4] = sums[gate * T + j];
-            sum[0] = sum[2] = b.x, sum[1] = sum[3] = b.y;
-        }
+    clear(sums);
     ring.multiply<GatesX<T>>(x, [&](int tile) -> float(&)[4] { return sums[tile]; });
     ring.multiply<GatesH<T>>(h, [&](int tile) -> float(&)[4] { return sums[tile < 2 * T ? tile : tile + T]; });
-    Tiles<4> gates[4];
+    kept += first * 8, bias += first * 8;
+    by_fours<T>([&](int i, Tiles<4>& reset) {
+        Tiles<4> update, candidate, old;
 #pragma unroll
-    for (int j = 0; j < T; j++) {
-        float now[4], r[4], u[4], candidate[4];
-        belief.get(first + j, now);
+        for (int j = 0; j < 4 && i + j < T; j++) {
+            float now[4], r[4], u[4], c[4], o[4];
+            belief.get(first + i + j, now);
+            const float* b = bias + column<T>(i + j);
+            const float2 by_r = *(const float2*)b, by_u = *(const float2*)(b + D);
+            const float2 by_c = *(const float2*)(b + 2 * D), by_o = *(const float2*)(b + 3 * D);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            r[e] = sigmoid(sums[j][e]), u[e] = sigmoid(sums[T + j][e]);
-            candidate[e] = hyperbolic(sums[2 * T + j][e] + r[e] * sums[3 * T + j][e]);
-            now[e] = (1 - u[e]) * candidate[e] + u[e] * now[e];
+            for (int e = 0; e < 4; e++) {
+                auto sum = [&](int gate, float2 b) { return sums[gate * T + i + j][e] + (e % 2 ? b.y : b.x); };
+                r[e] = sigmoid(sum(0, by_r)), u[e] = sigmoid(sum(1, by_u)), o[e] = sum(3, by_o);
+                c[e] = hyperbolic(sum(2, by_c) + r[e] * o[e]);
+                now[e] = (1 - u[e]) * c[e] + u[e] * now[e];
+            }
+            belief.put(first + i + j, now);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int e = 2 * half;
+                reset[j][half] = rounded(r[e], r[e + 1]), update[j][half] = rounded(u[e], u[e + 1]);
+                candidate[j][half] = rounded(c[e], c[e + 1]), old[j][half] = rounded(o[e], o[e + 1]);
+            }
         }
-        belief.put(first + j, now);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int e = 2 * half;
-            gates[0][j][half] = rounded(r[e], r[e + 1]), gates[1][j][half] = rounded(u[e], u[e + 1]);
-            gates[2][j][half] = rounded(candidate[e], candidate[e + 1]);
-            gates[3][j][half] = rounded(sums[3 * T + j][e], sums[3 * T + j][e + 1]);
-        }
-    }
-#pragma unroll
-    for (int gate = 0; gate < 4; gate++) at.store<T>(gates[gate], 0, kept + gate * D + first * 8, 4 * D);
+        at.store<T>(reset, i, kept, 4 * D), at.store<T>(update, i, kept + D, 4 * D);
+        at.store<T>(candidate, i, kept + 2 * D, 4 * D), at.store<T>(old, i, kept + 3 * D, 4 * D);
+    });
 }
 
 // Two neighbours of a row of floats; of a place beyond the last, the last ones.
@@ -72,7 +73,7 @@ __device__ inline void bring_weights(Ring<OWN>& ring, const uint2* weights) {
         for (int i = 0; i < 3; i++) ring.bring_weight<PolicyNext>(next);
         ring.bring_weight<PolicyOut>(next);
         ring.bring_weight<Inputs>(next);
-        for (int i = 0; i < FOURS; i++) ring.bring_weight<GatesX<4>>(next), ring.bring_weight<GatesH<4>>(next);
+        for (int i = 0; i < EIGHTS; i++) ring.bring_weight<GatesX<8>>(next), ring.bring_weight<GatesH<8>>(next);
         if constexpr (REST > 0) ring.bring_weight<GatesX<REST>>(next), ring.bring_weight<GatesH<REST>>(next);
         ring.bring_weight<Hidden>(next);
         ring.bring_weight<Out>(next);
@@ -142,17 +143,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         // The policy acts.
         {
             Sums<TM> sums;
-            begin(sums, bias);
+            clear(sums);
             ring.multiply<Policy>(latent, sums);
-            elu(at, sums, y, p1 + from * M);
+            elu(at, sums, bias, y, p1 + from * M);
         }
         bf16* const policy[3] = {p2, p3, p4};
 #pragma unroll 1
         for (int i = 0; i < 3; i++) {
             Sums<TM> sums;
-            begin(sums, bias + (i + 1) * M);
+            clear(sums);
             ring.multiply<PolicyNext>(y, sums);
-            elu(at, sums, y, policy[i] + from * M);
+            elu(at, sums, bias + (i + 1) * M, y, policy[i] + from * M);
         }
         {
             Sums<2 * TA> sums;
@@ -167,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int k = 0; k < 2; k++) {
                     const float mean = sums[j][e + k] + bias[B_OUT + action + k];
                     const float raw = sums[TA + j][e + k] + bias[B_OUT + AP + action + k];
-                    if (action + k < A && at.has(half)) to[k] = mean, to[A + k] = raw;
+                    if (action + k < A) to[k] = mean, to[A + k] = raw;
                     const float deviation = softplus(raw + STD_SHIFT) + MIN_STD;
                     act[k] = hyperbolic(5 * hyperbolic(mean / 5) + deviation * (k ? noise.y : noise.x));
                     if (action + k >= A) act[k] = 0;
@@ -183,21 +184,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         // The belief moves on.
         {
             Sums<TN> sums;
-            begin(sums, bias + B_INPUTS);
+            clear(sums);
             ring.multiply<Inputs>(y, sums);
-            elu(at, sums, y, inputs + from * N);
+            elu(at, sums, bias + B_INPUTS, y, inputs + from * N);
         }
         bf16* const kept = gates + from * 4 * D;
 #pragma unroll 1
-        for (int i = 0; i < FOURS; i++) gru<4>(ring, at, y, latent, belief, 4 * i, bias + B_GATES, kept);
-        if constexpr (REST > 0) gru<REST>(ring, at, y, latent, belief, 4 * FOURS, bias + B_GATES, kept);
+        for (int i = 0; i < EIGHTS; i++) gru<8>(ring, at, y, latent, belief, 8 * i, bias + B_GATES, kept);
+        if constexpr (REST > 0) gru<REST>(ring, at, y, latent, belief, 8 * EIGHTS, bias + B_GATES, kept);
         round_belief(features);
         // The prior tells the state.
         {
             Sums<TN> sums;
-            begin(sums, bias + B_HIDDEN);
+            clear(sums);
             ring.multiply<Hidden>(latent, sums);
-            elu(at, sums, y, hidden + from * N);
+            elu(at, sums, bias + B_HIDDEN, y, hidden + from * N);
         }
         Sums<2 * TZ> sums;
         clear(sums);

@@ -49,16 +49,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         });
         {
             Sums<TM> sums;
-            begin(sums, add);
+            clear(sums);
             ring.multiply<First>(x, sums);
-            elu(at, sums, first, head ? h1 : nullptr);
+            elu(at, sums, add, first, head ? h1 : nullptr);
         }
 #pragma unroll 1
         for (int i = 1; i < 3; i++) {
             Sums<TM> sums;
-            begin(sums, add + i * M);
+            clear(sums);
             ring.multiply<Next>(i == 1 ? first : second, sums);
-            elu(at, sums, i == 1 ? second : x, head ? i == 1 ? h2 : h3 : nullptr);
+            elu(at, sums, add + i * M, i == 1 ? second : x, head ? i == 1 ? h2 : h3 : nullptr);
         }
         float told[2] = {};
         by_fours<TM>([&](int i, Tiles<4>& y) {
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         });
         for (int half = 0; half < 2; half++) {
             const float all = add[3 * M] + sum_of_four(told[half]);
-            if (threadIdx.x % 4 == 0 && at.has(half)) (head ? value : reward)[from + at.row(half)] = all;
+            if (threadIdx.x % 4 == 0) (head ? value : reward)[from + at.row(half)] = all;
         }
         // From here on a layer's outputs turn, in place, into the slopes by its sums.
 #pragma unroll 1
@@ -111,12 +111,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         by_fours<TD>([&](int i, Tiles<4>& y) {
             if (head) at.load<TD, true>(y, i, gradient, F);
             add_to_gradient(y, i, TD - i);
-            at.store<TD>(y, i, gradient, F);
+            at.store<TD, true>(y, i, gradient, F);
         });
         by_fours<TZ>([&](int i, Tiles<4>& y) {
             if (head) at.load<TZ, true>(y, i, gradient + D, F);
             add_to_gradient(y, TD + i, TZ - i);
-            at.store<TZ>(y, i, gradient + D, F);
+            at.store<TZ, true>(y, i, gradient + D, F);
         });
     }
 }

@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             });
             each<TA>([&](int j, int half, int e) {
                 for (int k = 0; k < 2; k++)
-                    if (column<TA>(j) + k < A && at.has(half))
+                    if (column<TA>(j) + k < A)
                         pull[(from + at.row(half)) * A + column<TA>(j) + k] = sums[TZ + j][e + k];
             });
         }

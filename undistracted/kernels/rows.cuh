@@ -39,6 +39,15 @@ __device__ inline void make(Gate* gate, int count) {
 
 __device__ inline void publish_gates() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+__device__ inline bool open(Gate* gate, int turn) {
+    unsigned open;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(open)
+                 : "r"(shared(gate)), "r"(turn)
+                 : "memory");
+    return open;
+}
+
 __device__ inline void pass(Gate* gate, int turn) {
     unsigned open;
     do asm volatile(
@@ -112,7 +121,7 @@ struct Ring {
     }
 
     // sums(tile) += rows x weight, of which `x` has as many slabs. Weights are asked for a few tiles before they are
-    // needed, those of the next slab too.
+    // needed, those of the next slab too, and whether its stage is full even before.
     template <class W, class X, class To>
     __device__ void multiply(const X& x, To sums) {
         constexpr int AHEAD = W::tiles < 6 ? W::tiles : 6;
@@ -125,22 +134,21 @@ struct Ring {
         uint4 own = x.own[0];
 #pragma unroll 1
         for (int slab = 0, left = many<W>; slab < W::slabs; slab++) {
-            const bool more = slab + 1 < W::slabs, last = --left == 0 || !more;
-            const unsigned rows[4] = {own.x, own.y, own.z, own.w};
+            const bool more = slab + 1 < W::slabs, last = many<W> == 1 || --left == 0 || !more;
             const int old = stage;
-            const uint2* next_slab = weight + W::tiles * 32;
+            bool ready = true;
+            if (last) next(), left = many<W>, ready = !more || open(full + stage, turn);
+            const uint2* next_slab = last ? here() : weight + W::tiles * 32;
+            const unsigned rows[4] = {own.x, own.y, own.z, own.w};
 #pragma unroll
             for (int j = 0; j < AHEAD; j++) w[j] = first[j];
 #pragma unroll
             for (int j = 0; j < W::tiles; j++) {
-                if (j == W::tiles - AHEAD) {
-                    if (last) next(), left = many<W>, next_slab = here();
-                    if (more) {
-                        if (last) pass(full + stage, turn);
+                if (j == W::tiles - AHEAD && more) {
+                    if (!ready) pass(full + stage, turn);
 #pragma unroll
-                        for (int i = 0; i < AHEAD; i++) first[i] = ask_near(next_slab + i * 32);
-                        own = x.own[(slab + 1) * CREW];
-                    }
+                    for (int i = 0; i < AHEAD; i++) first[i] = ask_near(next_slab + i * 32);
+                    own = x.own[(slab + 1) * CREW];
                 }
                 multiply_tile(sums(j), rows, w[j % AHEAD]);
                 if (j + AHEAD < W::tiles) w[j % AHEAD] = ask_near(weight + (j + AHEAD) * 32);
@@ -196,7 +204,7 @@ __device__ void by_fours(Do f) {
     }
 }
 
-// Which rows of an array this thread has; one beyond the last reads the last, and is not written.
+// Which rows of an array this thread has. One beyond the last is the last once more: it writes the same.
 struct Place {
     int seed = blockIdx.y, first, total;
     __device__ Place(int total)
@@ -223,11 +231,12 @@ struct Place {
         }
     }
 
-    template <int T>
+    // ONCE: where it was read before.
+    template <int T, bool ONCE = false>
     __device__ void store(const Tiles<4>& y, int first, bf16* to, int width) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (!has(half)) continue;
+            if (ONCE && !has(half)) continue;
             bf16* own = to + row(half) * width;
             if (first + 4 <= T)
                 *(uint4*)(own + column<T>(first)) = uint4{y[0][half], y[1][half], y[2][half], y[3][half]};
@@ -292,25 +301,18 @@ __device__ void clear(Sums<T>& sums) {
     each<T>([&](int j, int half, int e) { sums[j][e] = sums[j][e + 1] = 0; });
 }
 
-// A product begins with the bias.
-template <int T>
-__device__ void begin(Sums<T>& sums, const float* bias) {
-#pragma unroll
-    for (int j = 0; j < T; j++) {
-        const float2 b = *(const float2*)(bias + column<T>(j));
-        sums[j][0] = sums[j][2] = b.x, sums[j][1] = sums[j][3] = b.y;
-    }
-}
-
-// Outputs of a layer from its sums, as the next one's inputs, and, where `to` is given, to the GPU's memory.
+// Outputs of a layer from its products, as the next one's inputs, and, where `to` is given, to the GPU's memory. The
+// bias comes last: sums that began with it would be moved at each step of the product's loop.
 template <int T, class To>
-__device__ void elu(const Place& at, const Sums<T>& sums, const To& y, bf16* to) {
+__device__ void elu(const Place& at, const Sums<T>& sums, const float* bias, const To& y, bf16* to) {
     by_fours<T>([&](int first, Tiles<4>& out) {
 #pragma unroll
-        for (int j = 0; j < 4 && first + j < T; j++)
+        for (int j = 0; j < 4 && first + j < T; j++) {
+            const float2 b = *(const float2*)(bias + column<T>(first + j));
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                out[j][half] = rounded(elu(sums[first + j][2 * half]), elu(sums[first + j][2 * half + 1]));
+                out[j][half] = rounded(elu(sums[first + j][2 * half] + b.x), elu(sums[first + j][2 * half + 1] + b.y));
+        }
         y.put(out, first);
         if (to) at.store<T>(out, first, to, T * 8);
     });
