@@ -21,6 +21,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const Place at(H * n);
     const long long from = (long long)at.seed * H * n;
     const Layer y(memory);
+    const bf16* const outputs[4] = {p4, p3, p2, p1};
+    bf16* const to[4] = {s4, s3, s2, s1};
+    for (int i = 0; i < 4; i++) at.expect(outputs[i] + from * M, M);
 #pragma unroll
     for (int j = 0; j < TO; j++) {
         const int place = j * 8 + threadIdx.x % 4 * 2;
@@ -35,8 +38,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     Sums<TM> sums;
     clear(sums);
     ring.multiply<Out>(y, sums);
-    const bf16* const outputs[4] = {p4, p3, p2, p1};
-    bf16* const to[4] = {s4, s3, s2, s1};
 #pragma unroll 1
     for (int i = 0;; i++) {
         by_fours<TM>([&](int k, Tiles<4>& x) {

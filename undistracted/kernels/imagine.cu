@@ -140,6 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int t = 0; t < H; t++) {
         const long long from = ((long long)at.seed * H + t) * n;
         features += (long long)n * F;
+        at.expect(action_noise + from * A, A), at.expect(state_noise + from * Z, Z);
         // The policy acts.
         {
             Sums<TM> sums;

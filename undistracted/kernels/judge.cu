@@ -34,8 +34,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     const Place at(H * n);
     const long long from = (long long)at.seed * H * n;
-    // Features, later the slopes by the last layer's sums; and the outputs of two layers, later the slopes by their sums.
-    const Layer x(place), first(place + Layer::size), second(place + 2 * Layer::size);
+    // Of features, later of the slopes by the last layer's sums; of two layers' outputs, later of the slopes by their sums.
+    auto layer = [&](int i) { return Layer(place + i * Layer::size); };
+    const Layer x = layer(0);
     features += (from + (at.seed + 1) * n) * F, gradient += from * F, by += at.seed * H * 2;
     h1 += from * M, h2 += from * M, h3 += from * M, s1 += from * M, s2 += from * M, s3 += from * M;
 #pragma unroll 1
@@ -51,14 +52,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             Sums<TM> sums;
             clear(sums);
             ring.multiply<First>(x, sums);
-            elu(at, sums, add, first, head ? h1 : nullptr);
+            elu(at, sums, add, layer(1), head ? h1 : nullptr);
         }
 #pragma unroll 1
         for (int i = 1; i < 3; i++) {
             Sums<TM> sums;
             clear(sums);
-            ring.multiply<Next>(i == 1 ? first : second, sums);
-            elu(at, sums, add + i * M, i == 1 ? second : x, head ? i == 1 ? h2 : h3 : nullptr);
+            ring.multiply<Next>(layer(i), sums);
+            elu(at, sums, add + i * M, layer((i + 1) % 3), head ? i == 1 ? h2 : h3 : nullptr);
         }
         float told[2] = {};
         by_fours<TM>([&](int i, Tiles<4>& y) {
@@ -82,19 +83,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         // From here on a layer's outputs turn, in place, into the slopes by its sums.
 #pragma unroll 1
-        for (int i = 0; i < 2; i++) {
+        for (int i = 2; i > 0; i--) {
             Sums<TM> sums;
             clear(sums);
-            ring.multiply<Next>(i ? second : x, sums);
-            const Layer to = i ? first : second;
+            ring.multiply<Next>(layer((i + 1) % 3), sums);
+            const Layer to = layer(i);
             by_fours<TM>([&](int k, Tiles<4>& y) {
                 to.get(y, k), blame_sums(y, k, sums), to.put(y, k);
-                if (head) at.store<TM>(y, k, i ? s1 : s2, M);
+                if (head) at.store<TM>(y, k, i == 1 ? s1 : s2, M);
             });
         }
         Sums<TF> sums;
         clear(sums);
-        ring.multiply<Back>(first, sums);
+        ring.multiply<Back>(layer(1), sums);
         float share[2];
         for (int half = 0; half < 2; half++) share[half] = __ldg(by + at.row(half) / n * 2 + head);
         // What the reward gave is there when the critic adds to it.

@@ -78,6 +78,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
     for (int t = H - 1; t >= 0; t--) {
         const long long from = ((long long)at.seed * H + t) * n;
+        if (t > 0) {
+            const long long before = from - n;
+            at.expect(gradient + before * F, F), at.expect(hidden + before * N, N), at.expect(inputs + before * N, N);
+            at.expect(gates + before * 4 * D, 4 * D), at.expect(spread + before * ZP, ZP);
+            at.expect(features + (before + at.seed * n) * F, F);
+        }
         // Back through the state's sample and the prior.
         by_fours<TZ>([&](int i, Tiles<4>& g) {
             Tiles<4> slope;

@@ -70,6 +70,10 @@ __device__ inline void bring(Gate* gate, void* to, const void* from, int bytes) 
                  "l"(from), "r"(bytes), "r"(shared(gate))
                  : "memory");
 }
+// Of whole 16 bytes.
+__device__ inline void prefetch(const void* from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 #endif
 
 // --- weights ---------------------------------------------------------------------------------------------------------
@@ -121,34 +125,38 @@ struct Ring {
     }
 
     // sums(tile) += rows x weight, of which `x` has as many slabs. Weights are asked for a few tiles before they are
-    // needed, those of the next slab too, and whether its stage is full even before.
+    // needed, those of the next slab too, and whether its stage is full even before. What is asked for behind the last
+    // slab nobody uses.
     template <class W, class X, class To>
     __device__ void multiply(const X& x, To sums) {
-        constexpr int AHEAD = W::tiles < 6 ? W::tiles : 6;
+        constexpr int AHEAD = W::tiles < 6 ? W::tiles : 6, EARLY = (W::tiles - AHEAD) / 2;
         static_assert(many<W> > 0 && W::slabs <= X::slabs, "of no more than a stage, for rows as long");
         pass(full + stage, turn);
         const uint2* weight = here();
         uint2 w[AHEAD], first[AHEAD];
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) first[j] = ask_near(weight + j * 32);
-        uint4 own = x.own[0];
+        const uint4* place = x.own;
+        uint4 own = *place;
 #pragma unroll 1
-        for (int slab = 0, left = many<W>; slab < W::slabs; slab++) {
-            const bool more = slab + 1 < W::slabs, last = many<W> == 1 || --left == 0 || !more;
-            const int old = stage;
-            bool ready = true;
-            if (last) next(), left = many<W>, ready = !more || open(full + stage, turn);
-            const uint2* next_slab = last ? here() : weight + W::tiles * 32;
+        for (int slab = W::slabs - 1, left = many<W>; slab >= 0; slab--) {
             const unsigned rows[4] = {own.x, own.y, own.z, own.w};
+            const int old = stage;
+            const uint2* next_slab = weight + W::tiles * 32;
+            bool last = true, ready = true;
 #pragma unroll
             for (int j = 0; j < AHEAD; j++) w[j] = first[j];
 #pragma unroll
             for (int j = 0; j < W::tiles; j++) {
-                if (j == W::tiles - AHEAD && more) {
+                if (j == EARLY) {
+                    last = many<W> == 1 || --left == 0 || slab == 0;
+                    if (last) next(), left = many<W>, next_slab = here(), ready = slab == 0 || open(full + stage, turn);
+                }
+                if (j == W::tiles - AHEAD) {
                     if (!ready) pass(full + stage, turn);
 #pragma unroll
                     for (int i = 0; i < AHEAD; i++) first[i] = ask_near(next_slab + i * 32);
-                    own = x.own[(slab + 1) * CREW];
+                    own = *(place += CREW);
                 }
                 multiply_tile(sums(j), rows, w[j % AHEAD]);
                 if (j + AHEAD < W::tiles) w[j % AHEAD] = ask_near(weight + (j + AHEAD) * 32);
@@ -211,6 +219,13 @@ struct Place {
         : first((blockIdx.x * WARPS + threadIdx.x / 32) * 16 + threadIdx.x % 32 / 4), total(total) {}
     __device__ bool has(int half) const { return first + half * 8 < total; }
     __device__ int row(int half) const { return min(first + half * 8, total - 1); }
+
+    // The warp's rows of an array (.., n, width) are soon in the GPU's cache.
+    template <class X>
+    __device__ void expect(const X* from, int width) const {
+        const int rows = min(16, total - first);
+        if (n % 8 == 0 && threadIdx.x % 32 == 0 && rows > 0) prefetch(from + first * width, rows * width * sizeof(X));
+    }
 
     // Four tiles of T, of rows of this width. What this kernel WROTE is not in the cache for constants.
     template <int T, bool WROTE = false>
