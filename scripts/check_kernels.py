@@ -3,8 +3,8 @@
     python scripts/check_kernels.py distracted/walker-walk [--seeds 4]
 
 One update of each from the same state: how far apart the gradients of every network are, as a share of their norm, and
-how far those of the kernels are from themselves when they are asked once more. bfloat16 keeps eight bits, so a hundredth
-is what rounding makes of it.
+how far the kernels' are from their own when asked once more. bfloat16 keeps eight bits, so a hundredth is what rounding
+makes of it.
 """
 
 import dataclasses
