@@ -1,16 +1,18 @@
-// Enough of CUDA to run the kernels' own text on a CPU: a thread for each of a block's, one block, or one cluster of
-// blocks, after another. A warp's threads wait for each other wherever they exchange what they have; a tile's product is
-// a plain sum here, over what the warp's threads hold of it.
+// Enough of CUDA to run the kernels' own text on a CPU: one block, or one cluster of blocks, after another, its threads
+// taking turns on one thread of the CPU's. Each goes on until it has to wait for others, so that none is ahead of what
+// it waits for by chance. A tile's product is a plain sum here, over what the warp's threads hold of it. Shared memory
+// begins as no numbers, and copies come as late as they may.
 
-#include <pthread.h>
+#include <setjmp.h>
+#include <ucontext.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
-#include <condition_variable>
+#include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #define ON_CPU
@@ -27,13 +29,15 @@ struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct Index { int x, y, z; };
 
-thread_local Index threadIdx, blockIdx;
+struct Copy { void* to; const void* from; int bytes; };
 
 struct Barrier {
-    pthread_barrier_t all;
-    Barrier(int threads) { pthread_barrier_init(&all, nullptr, threads); }
-    ~Barrier() { pthread_barrier_destroy(&all); }
-    void wait() { pthread_barrier_wait(&all); }
+    int threads, missing, passed = 0;
+    Barrier(int threads) : threads(threads), missing(threads) {}
+    void arrive() {
+        if (--missing == 0) missing = threads, passed++;
+    }
+    void wait();
 };
 
 struct Warp {
@@ -42,15 +46,19 @@ struct Warp {
     uint2 weight[32];
 };
 
+// Opens, turn after turn, once as many have arrived as it counts.
+struct Gate { short count, missing; int turns; };
+
 // Behind the shared memory that was asked for lies some that nobody may write to.
 struct Block {
     static constexpr int fence = 4096;
     Barrier barrier;
     std::vector<Warp> warps;
     std::vector<uint4> memory;
-    std::mutex mutex;
-    std::condition_variable opened;
-    Block(int threads, int bytes) : barrier(threads), warps(threads / 32), memory(bytes / 16 + fence, uint4{7, 7, 7, 7}) {}
+    std::map<Gate*, Copy> under_way;
+    Block(int threads, int bytes) : barrier(threads), warps(threads / 32), memory(bytes / 16, uint4{~0u, ~0u, ~0u, ~0u}) {
+        memory.resize(bytes / 16 + fence, uint4{7, 7, 7, 7});
+    }
     bool whole() const {
         return std::all_of(memory.end() - fence, memory.end(), [](uint4 x) { return x.x + x.y + x.z + x.w == 28; });
     }
@@ -59,29 +67,49 @@ struct Block {
 // Threads arrive, do other things, and only then wait for all others' arrival.
 struct Cluster {
     std::vector<std::unique_ptr<Block>> blocks;
-    std::mutex mutex;
-    std::condition_variable changed;
-    int missing, threads, phase = 0;
+    Barrier barrier;
+    Cluster(int blocks, int threads) : barrier(blocks * threads) {}
 };
 
-thread_local Cluster* cluster;
-thread_local Block* block;
-thread_local uint4* memory;
-thread_local int arrived;
+struct Thread {
+    static constexpr int STACK = 1 << 17;
+    Index number, place;
+    Block* block;
+    int arrived = 0;
+    std::vector<std::vector<Copy>> copies{1};  // groups of them, the last one not yet whole
+    std::unique_ptr<char[]> stack{new char[STACK]};
+    ucontext_t start;
+    jmp_buf left;
+    bool begun = false, done = false;
+};
+
+// What the thread finds whose turn it is.
+Thread* now;
+Index threadIdx, blockIdx;
+Cluster* cluster;
+Block* block;
+uint4* memory;
+jmp_buf turns;
+
+template <class Condition> void until(Condition holds) {
+    while (!holds())
+        if (!_setjmp(now->left)) _longjmp(turns, 1);
+}
+
+inline void Barrier::wait() {
+    const int turn = passed;
+    arrive();
+    until([&] { return passed != turn; });
+}
 
 using std::max;
 using std::min;
 inline void __syncthreads() { block->barrier.wait(); }
 
-inline void arrive() {
-    std::lock_guard<std::mutex> lock(cluster->mutex);
-    arrived = cluster->phase;
-    if (--cluster->missing == 0) cluster->missing = cluster->threads, cluster->phase++, cluster->changed.notify_all();
-}
+inline void arrive() { now->arrived = cluster->barrier.passed, cluster->barrier.arrive(); }
 
 inline void wait() {
-    std::unique_lock<std::mutex> lock(cluster->mutex);
-    cluster->changed.wait(lock, [] { return cluster->phase != arrived; });
+    until([] { return cluster->barrier.passed != now->arrived; });
 }
 
 inline void send(unsigned short* place, int to, uint4 x) {
@@ -99,33 +127,35 @@ inline unsigned __shfl_sync(unsigned, unsigned x, int lane) {
 
 inline void __syncwarp() { block->warps[threadIdx.x / 32].barrier.wait(); }
 
-// Opens, turn after turn, once as many have arrived as it counts. All of a block's have one lock.
-struct Gate { short count, missing; int turns; };
-
 inline void make(Gate* gate, int count) { *gate = {(short)count, (short)count, 0}; }
 inline void publish_gates() {}
 
 inline void arrive(Gate* gate) {
-    std::lock_guard<std::mutex> lock(block->mutex);
-    if (--gate->missing == 0) gate->missing = gate->count, gate->turns++, block->opened.notify_all();
+    if (--gate->missing == 0) gate->missing = gate->count, gate->turns++;
 }
 
+inline bool open(Gate* gate, int turn) { return gate->turns % 2 != turn; }
+
+// What is on its way comes when somebody has to wait for it.
 inline void pass(Gate* gate, int turn) {
-    std::unique_lock<std::mutex> lock(block->mutex);
-    block->opened.wait(lock, [&] { return gate->turns % 2 != turn; });
+    until([&] {
+        const auto copy = block->under_way.find(gate);
+        if (copy != block->under_way.end()) {
+            memcpy(copy->second.to, copy->second.from, copy->second.bytes);
+            block->under_way.erase(copy), arrive(gate);
+        }
+        return open(gate, turn);
+    });
 }
 
-inline bool open(Gate* gate, int turn) {
-    std::lock_guard<std::mutex> lock(block->mutex);
-    return gate->turns % 2 != turn;
-}
+inline bool in_whole(const void* place, int bytes) { return (uintptr_t)place % 16 == 0 && bytes % 16 == 0; }
 
 inline void bring(Gate* gate, void* to, const void* from, int bytes) {
-    memcpy(to, from, bytes);
-    arrive(gate);
+    assert(in_whole(to, bytes) && in_whole(from, bytes) && !block->under_way.count(gate));
+    memset(to, 0xff, bytes), block->under_way[gate] = {to, from, bytes};
 }
 
-inline void prefetch(const void*, int) {}
+inline void prefetch(const void* from, int bytes) { assert(in_whole(from, bytes)); }
 inline uint2 ask_near(const uint2* x) { return *x; }
 template <class T> T ask(const T* x) { return *x; }
 inline float __expf(float x) { return expf(x); }
@@ -184,60 +214,76 @@ void multiply_turned(float (&sums)[XT][ST][4], const unsigned short* x, const un
                                      __uint_as_float((unsigned)s[row * SS + j * 8 + lane % 4 * 2 + e % 2] << 16);
 }
 
+// Every thread in turn, until all are done.
+template <class Kernel> void take_turns(std::vector<Thread>& threads, Kernel& kernel) {
+    static Kernel* own;
+    own = &kernel;
+    for (Thread& thread : threads) {
+        getcontext(&thread.start);
+        thread.start.uc_stack.ss_sp = thread.stack.get(), thread.start.uc_stack.ss_size = Thread::STACK;
+        makecontext(&thread.start, [] { (*own)(), now->done = true, _longjmp(turns, 1); }, 0);
+    }
+    for (bool left = true; left;) {
+        left = false;
+        for (Thread& thread : threads) {
+            if (thread.done) continue;
+            left = true, now = &thread, threadIdx = thread.number, blockIdx = thread.place;
+            block = thread.block, memory = block->memory.data();
+            if (_setjmp(turns)) continue;
+            if (thread.begun) _longjmp(thread.left, 1);
+            thread.begun = true, setcontext(&thread.start);
+        }
+    }
+}
+
 // One cluster of blocks after another; whether all kept to their memory.
 template <class... Arguments>
-bool run(void (*kernel)(Arguments...), int size, const int (&grid)[3], int threads, int bytes, Arguments... arguments) {
+bool run(void (*kernel)(Arguments...), int size, const int* grid, int threads, int bytes, Arguments... arguments) {
     bool whole = true;
+    auto call = [&] { kernel(arguments...); };
     for (int first = 0; first < grid[0] * grid[1] * grid[2]; first += size) {
-        Cluster now;
-        now.threads = now.missing = size * threads;
-        for (int i = 0; i < size; i++) now.blocks.push_back(std::make_unique<Block>(threads, bytes));
-        std::vector<std::thread> all;
-        for (int i = 0; i < size * threads; i++)
-            all.emplace_back([=, &now, &grid] {
-                const int place = first + i / threads;
-                cluster = &now, block = now.blocks[i / threads].get(), memory = block->memory.data();
-                threadIdx = {i % threads, 0, 0};
-                blockIdx = {place % grid[0], place / grid[0] % grid[1], place / grid[0] / grid[1]};
-                kernel(arguments...);
-            });
-        for (auto& thread : all) thread.join();
-        for (auto& block : now.blocks) whole = whole && block->whole();
+        Cluster blocks(size, threads);
+        std::vector<Thread> all(size * threads);
+        for (int i = 0; i < size; i++) blocks.blocks.push_back(std::make_unique<Block>(threads, bytes));
+        for (int i = 0; i < size * threads; i++) {
+            const int place = first + i / threads;
+            all[i].number = {i % threads, 0, 0}, all[i].block = blocks.blocks[i / threads].get();
+            all[i].place = {place % grid[0], place / grid[0] % grid[1], place / grid[0] / grid[1]};
+        }
+        cluster = &blocks;
+        take_turns(all, call);
+        for (auto& one : blocks.blocks) whole = whole && one->whole();
     }
     return whole;
 }
 
 template <class... Arguments, size_t... I>
-bool start(void (*kernel)(Arguments...), int size, const int (&grid)[3], int threads, int bytes, void** addresses,
+bool start(void (*kernel)(Arguments...), int size, const int* grid, int threads, int bytes, void** addresses,
            std::index_sequence<I...>) {
     return run(kernel, size, grid, threads, bytes, (Arguments)addresses[I]...);
 }
 
 template <class... Arguments>
-bool start(void (*kernel)(Arguments...), int size, const int (&grid)[3], int threads, int bytes, void** addresses) {
+bool start(void (*kernel)(Arguments...), int size, const int* grid, int threads, int bytes, void** addresses) {
     return start(kernel, size, grid, threads, bytes, addresses, std::index_sequence_for<Arguments...>());
 }
 
 template <class T> T here(T x) { return x; }
 
 template <class T> const T* of_block(const T* place, int number) {
-    const auto& blocks = cluster->blocks;
-    return (const T*)((char*)blocks[number % blocks.size()]->memory.data() + ((char*)place - (char*)memory));
+    return (const T*)((char*)cluster->blocks[number % cluster->blocks.size()]->memory.data() + ((char*)place - (char*)memory));
 }
 
 // A copy comes as late as it may, and from the first on nobody finds a number in its place.
-struct Copy { void* to; const void* from; int bytes; };
-thread_local std::vector<std::vector<Copy>> copies(1);
-
 template <int BYTES> void copy_async(void* to, const void* from, bool valid) {
     memset(to, 0xff, BYTES);
-    copies.back().push_back({to, valid ? from : nullptr, BYTES});
+    now->copies.back().push_back({to, valid ? from : nullptr, BYTES});
 }
 
-inline void commit() { copies.emplace_back(); }
+inline void commit() { now->copies.emplace_back(); }
 
 template <int LEFT> void wait_copies() {
-    for (; copies.size() > LEFT + 1; copies.erase(copies.begin()))
+    for (auto& copies = now->copies; copies.size() > LEFT + 1; copies.erase(copies.begin()))
         for (const Copy& copy : copies.front())
             copy.from ? memcpy(copy.to, copy.from, copy.bytes) : memset(copy.to, 0, copy.bytes);
 }

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from emulation import emulated
+from emulation import compiled, emulated
 
 from undistracted import behaviour
 from undistracted.agents import make_agent
@@ -58,21 +58,36 @@ def seeds_of(tree, count: int):
     return jax.tree.map(lambda x: x[0] if count == 1 else x, tree)
 
 
+# Weights that come through the ring in one piece; and, with a ring of few stages, in many.
+LARGE = dict(belief=136, state=10, hidden=136, width=136, horizon=2)
+
+
 @by_emulation
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_a_dream_is_the_plain_one(kernels_run, seeds):
-    states = jax.vmap(agent().init)(jax.random.split(jax.random.key(0), seeds))
+@pytest.mark.parametrize(
+    "seeds, rows, sizes, memory", [(1, 21, SIZES, None), (2, 21, SIZES, None), (1, 24, SIZES | LARGE, 120_000)]
+)
+def test_a_dream_is_the_plain_one(kernels_run, monkeypatch, seeds, rows, sizes, memory):
+    monkeypatch.setattr(launch, "PROCESSORS", 1)  # two seeds' blocks do not run at once, and are the widest
+    monkeypatch.setattr(launch, "SHARED_MEMORY", memory or launch.SHARED_MEMORY)
+    one, latent = agent(**sizes), sizes["belief"] + sizes["state"]
+    states = jax.vmap(one.init)(jax.random.split(jax.random.key(0), seeds))
     keys = jax.random.split(jax.random.key(1), 3)
-    start = Latent(jax.random.normal(keys[0], (seeds, 21, 24)) / 2, jax.random.normal(keys[1], (seeds, 21, 6)))
+    belief, state = (
+        jax.random.normal(key, (seeds, rows, sizes[x])) for key, x in zip(keys, ("belief", "state"), strict=False)
+    )
+    start = Latent(belief / 2, state)
 
     def both(state, start):
         networks = state.policy.actor, state.critic, state.policy.model
-        options = dict(horizon=3, gamma=0.9, lambda_=0.8, discounted=True)
+        options = dict(horizon=sizes["horizon"], gamma=0.9, lambda_=0.8, discounted=True)
         return [way.dream(*networks, start, keys[2], **options) for way in (kernels.FUSED, behaviour.PLAIN)]
 
+    assert way_of(one) is kernels.FUSED
     fused, plain = (jax.vmap(both) if seeds > 1 else both)(*seeds_of((states, start), seeds))
-    np.testing.assert_array_equal(fused.critic.inputs[0][..., :30], fused.features)  # the kernels' states fill a tile
-    assert not fused.critic.inputs[0][..., 30:].any()
+    np.testing.assert_array_equal(
+        fused.critic.inputs[0][..., :latent], fused.features
+    )  # the kernels' states fill a tile
+    assert not fused.critic.inputs[0][..., latent:].any()
     inputs, slopes = fused.critic.inputs[1:], fused.critic.slopes
     assert_alike((inputs, slopes), (plain.critic.inputs[1:], plain.critic.slopes), 1e-2)
     assert_alike(fused.critic.value, plain.critic.value, 1e-2)
@@ -142,9 +157,9 @@ def test_filtering_is_the_plain_one(kernels_run, seeds, boundary):
 @pytest.mark.parametrize(
     "seeds, rows, inputs, outputs, skip, scaled",
     [
-        (2, 13, 30, 24, 1, True),
+        (2, 13, 32, 24, 1, True),
         (1, 13, 40, 24, 0, False),  # shares that have no rows
-        (1, 223, 230, 200, 0, False),  # more stages than find room, the last of them not whole
+        (1, 223, 232, 200, 0, False),  # more stages than find room, the last of them not whole
         (2, 223, 232, 200, 1, True),
         (1, 223, 200, 200, 0, True),
     ],
@@ -191,6 +206,9 @@ def test_packed_moves_all_weights_by_one_gather():
         (dict(belief=20), False),
         (dict(state=5), False),
         (dict(reward_depth=2), False),
+        (dict(belief=96, state=128, hidden=96, width=96), True),
+        (dict(belief=96, state=136, hidden=96, width=96), False),
+        (dict(belief=200, state=34, hidden=200, width=200), False),
     ],
 )
 def test_networks_that_do_not_fit_are_left_to_xla(kernels_run, changes, expected):
@@ -201,6 +219,43 @@ def test_paper_sizes_fit():
     assert filtering.fits(filtering.Sizes(200, 30, 200, 50, 50))
     state = jax.eval_shape(agent(belief=200, state=30, hidden=200, width=200).init, jax.random.key(0))
     assert kernels.fits(state.policy.actor, state.critic, state.policy.model)
+
+
+@by_emulation
+@pytest.mark.parametrize("name", ["imagine", "judge", "pull_back", "blame"])
+@pytest.mark.parametrize("sizes", [(104, 128, 40, 232, 232), (8, 2, 1, 8, 8)], ids=str)
+def test_kernels_compile_at_the_limits_of_what_fits(name, sizes, tmp_path):
+    sizes = kernels.Sizes(*sizes, 15, 16)
+    constants = launch.constants(**sizes._asdict(), WARPS=sizes.crew(name, 10**6), MEMORY=launch.SHARED_MEMORY)
+    compiled(name, constants + launch.text("tiles.cuh", "rows.cuh", f"{name}.cu"), flags=["-O0"])
+
+
+def test_a_translation_is_kept_and_made_anew_if_it_is_not_whole(monkeypatch, tmp_path):
+    class Nvrtc:
+        version = 13
+
+        def nvrtcVersion(self, major, minor):
+            major._obj.value, minor._obj.value = self.version, 0
+
+    made = []
+    monkeypatch.setenv("UNDISTRACTED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(launch, "library", Nvrtc)
+    monkeypatch.setattr(launch, "translated", lambda source: made.append(source) or f".entry {source}\n")
+
+    def ptx(source):
+        return launch.ptx.__wrapped__(source)
+
+    assert ptx("a") == ptx("a") == ".entry a\n" and made == ["a"]
+    assert ptx("b") == ".entry b\n" and made == ["a", "b"]
+    (kept,) = (path for path in (tmp_path / "cache" / "kernels").iterdir() if "entry a" in path.read_text())
+    for damage in (b"", kept.read_bytes()[:-2], b"\xff"):
+        kept.write_bytes(damage)
+        assert ptx("a") == ptx("a") == ".entry a\n" and made.pop() == "a" and made == ["a", "b"]
+    Nvrtc.version = 14
+    assert ptx("a") == ".entry a\n" and made == ["a", "b", "a"]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("UNDISTRACTED_CACHE", str(tmp_path / "file"))
+    assert ptx("a") == ptx("a") == ".entry a\n" and len(made) == 5
 
 
 def test_a_cpu_goes_without_kernels(kernels_run, monkeypatch):

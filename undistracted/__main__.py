@@ -129,7 +129,7 @@ def keep_compiled() -> None:
     """On a GPU, where compiling takes a minute, keep what was compiled for later runs, beside the decoded videos."""
     import jax
 
-    from undistracted.envs.video import cache_folder
+    from undistracted.files import cache_folder
     from undistracted.presets import on_gpu
 
     if on_gpu() and jax.config.jax_compilation_cache_dir is None:

@@ -102,7 +102,7 @@ class Config:
     merge_gates: bool | None = None
     """Imagine with the GRU's two products as one; without it, on a GPU."""
     kernels: bool = True
-    """Filter and imagine by CUDA kernels of our own, in bfloat16, where they run: on NVIDIA GPUs from Hopper on."""
+    """Filter and imagine by CUDA kernels of our own, in bfloat16, where they run: on Hopper GPUs (H100, H200)."""
     unroll: int = 25
     """Steps of the recurrent loops that are compiled into one."""
 

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from tempfile import TemporaryFile
+from uuid import uuid4
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -21,9 +22,14 @@ def check_folder(path: Path, flag: str) -> None:
         raise UserError(f"cannot write to {path} ({e.strerror}); name another folder with {flag}") from None
 
 
+def cache_folder() -> Path:
+    """Decoded films, and what was compiled or translated."""
+    return Path(os.environ.get("UNDISTRACTED_CACHE") or Path.home() / ".cache" / "undistracted")
+
+
 def write_whole(path: Path, text: str) -> None:
-    """A full disk must not cost what was there before."""
-    partial = path.with_name(f".{path.name}.partial")
+    """A full disk must not cost what was there before, nor one writer what another writes at the same time."""
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
         partial.write_text(text, newline="")
         os.replace(partial, path)

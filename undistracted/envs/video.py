@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from undistracted.errors import UserError
+from undistracted.files import cache_folder
 
 SPLITS = ("train", "test", "clean")
 PROTOCOLS = ("random", "official")
@@ -166,10 +167,6 @@ def decode(file: Path, color: bool) -> np.ndarray:
     if damage:
         warn(f"left out what is damaged of '{file}' ({damage[0]}); {len(frames)} frames are used")
     return np.stack(frames)
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("UNDISTRACTED_CACHE") or Path.home() / ".cache" / "undistracted")
 
 
 def cached(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:

@@ -20,7 +20,8 @@ from undistracted.rssm import Transition
 from undistracted.slopes import Trace, layer_gradient
 
 CREWS = 3, 5, 7  # warps of a block that have rows
-WIDEST = 232  # columns for which registers suffice
+WIDEST = 232  # columns for which a warp's registers suffice
+STAGE = 32  # tiles that come at once, as in rows.cuh
 ROOM = 49_152  # bytes of a block for weights and biases, at least
 
 
@@ -53,10 +54,14 @@ class Sizes(NamedTuple):
             "blame": up(max(M, 2 * A), 16) * 2,
         }
 
-    def crew(self, name: str, rows: int) -> int:
-        """As few warps to a block as let all rows be taken at once, or as many as find room; 0 if none do."""
+    def crew(self, name: str, rows: int, seeds: int = 1) -> int:
+        """As few warps to a block as let all blocks run at once, or as many as find room; 0 if none do."""
         room = [c for c in CREWS if 16 * c * self.memory()[name] + ROOM <= launch.SHARED_MEMORY]
-        return next((c for c in room if 16 * c * launch.PROCESSORS >= rows), max(room, default=0))
+        return next((c for c in room if seeds * blocks(rows, c) <= launch.PROCESSORS), max(room, default=0))
+
+
+def blocks(rows: int, crew: int) -> int:
+    return -(-rows // (16 * crew))
 
 
 def fits(actor, critic, model) -> bool:
@@ -67,7 +72,13 @@ def fits(actor, critic, model) -> bool:
     sizes, shapes = sizes_of(actor, model, 2, 8), [[w.shape for w in layers(x)[0]] for x in (model.reward, critic)]
     D, Z, A, N, M, *_ = sizes
     heads = all(shape == [(D + Z, M), (M, M), (M, M), (M, 1)] for shape in shapes) and len(actor.mlp.layers) == 5
-    wide = all(x % 8 == 0 and x <= WIDEST for x in (D, N, M)) and Z % 2 == 0 and A <= 40 and sizes.features <= WIDEST
+    wide = (
+        all(x % 8 == 0 and x <= WIDEST for x in (D, N, M))
+        and Z % 2 == 0
+        and A <= 40
+        and sizes.features <= WIDEST
+        and 2 * up(Z, 8) <= 8 * STAGE
+    )
     return heads and wide and all(sizes.crew(name, 1) for name in sizes.memory())
 
 
@@ -97,11 +108,11 @@ class Kernels:
 
         def kernel(*args):
             seeds, rows = len(args[0]), self.sizes.n * (self.sizes.H if steps else 1)
-            crew = self.sizes.crew(name, rows * seeds)
+            crew = self.sizes.crew(name, rows, seeds)
             sizes = self.sizes._asdict() | dict(WARPS=crew, MEMORY=launch.SHARED_MEMORY)
             source = launch.constants(**sizes) + launch.text("tiles.cuh", "rows.cuh", f"{name}.cu")
             outs = [jax.ShapeDtypeStruct((seeds, *shape), dtype) for shape, dtype in shapes]
-            grid, threads = (-(-rows // (16 * crew)), seeds), 32 * (crew + 1)
+            grid, threads = (blocks(rows, crew), seeds), 32 * (crew + 1)
             return launch.kernel_call(name, source, outs, grid, threads, launch.SHARED_MEMORY)(*args)
 
         return of_one_seed(kernel)(*args)

@@ -67,12 +67,15 @@ __device__ inline float2 two(const float* row, int place, int width) {
 }
 
 __device__ inline void bring_weights(Ring<OWN>& ring, const uint2* weights) {
+#pragma unroll 1
     for (int t = 0; t < H; t++) {
         const uint2* next = weights;
         ring.bring_weight<Policy>(next);
+#pragma unroll 1
         for (int i = 0; i < 3; i++) ring.bring_weight<PolicyNext>(next);
         ring.bring_weight<PolicyOut>(next);
         ring.bring_weight<Inputs>(next);
+#pragma unroll 1
         for (int i = 0; i < EIGHTS; i++) ring.bring_weight<GatesX<8>>(next), ring.bring_weight<GatesH<8>>(next);
         if constexpr (REST > 0) ring.bring_weight<GatesX<REST>>(next), ring.bring_weight<GatesH<REST>>(next);
         ring.bring_weight<Hidden>(next);
@@ -116,9 +119,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int j = 0; j < 4 && i + j < TZ; j++) z[j][0] = state[i + j][0], z[j][1] = state[i + j][1];
             at.store<TZ>(z, i, to + D, F);
         });
-        each<TZ>([&](int j, int half, int) {
-            if (half == 0) latent.put_tile(TD + j, state[j][0], state[j][1]);
-        });
+#pragma unroll
+        for (int j = 0; j < TZ; j++) latent.put_tile(TD + j, state[j][0], state[j][1]);
         if (TF % 2) latent.put_tile(TF, 0, 0);
     };
     features += (long long)at.seed * (H + 1) * n * F;

@@ -99,12 +99,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float share[2];
         for (int half = 0; half < 2; half++) share[half] = __ldg(by + at.row(half) / n * 2 + head);
         // What the reward gave is there when the critic adds to it.
-        auto add_to_gradient = [&](Tiles<4>& y, int from, int count) {
+        auto add_to_gradient = [&](Tiles<4>& y, int tile, int count) {
 #pragma unroll
             for (int j = 0; j < 4 && j < count; j++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const float(&sum)[4] = sums[from + j];
+                    const float(&sum)[4] = sums[tile + j];
                     y[j][half] = rounded(share[half] * sum[2 * half] + low(y[j][half]),
                                          share[half] * sum[2 * half + 1] + high(y[j][half]));
                 }

@@ -13,10 +13,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from undistracted.envs.video import cache_folder
-from undistracted.files import write_whole
+from undistracted.files import cache_folder, write_whole
 
-OPTIONS = "--std=c++17", "--device-as-default-execution-space", "--use_fast_math"  # of NVRTC
+ARCHITECTURE, PTX_VERSION = "compute_90", "8.0"  # what the kernels use came with these
+OPTIONS = f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", "--device-as-default-execution-space", "--use_fast_math"
 SHARED_MEMORY, PROCESSORS = 232_448, 132  # bytes that a block can have, and where blocks run, of an H100 or H200
 
 
@@ -39,7 +39,7 @@ def kernel_call(name: str, source: str, outs: list, grid: tuple[int, ...], threa
         sizes = dict(grid_x=grid_x, grid_y=grid_y, grid_z=grid_z, block_x=threads, block_y=1, block_z=1)
         sizes = {key: np.int32(size) for key, size in (sizes | dict(shared_mem_bytes=memory)).items()}
         places = tuple(range(len(args), len(args) + len(outs)))
-        kernel = dict(name=name, kernel_type="ptx", kernel_data=ptx(source, architecture()), output_indices=places)
+        kernel = dict(name=name, kernel_type="ptx", kernel_data=ptx(source), output_indices=places)
         return jax.ffi.ffi_call("__gpu$xla.gpu.ptx", outs)(*args, **kernel, **sizes)
 
     return call
@@ -52,35 +52,38 @@ def wanted(config) -> bool:
 
 @cache
 def available() -> bool:
-    """Whether kernels run here: clusters of blocks came with compute capability 9.0."""
+    """Whether kernels run here: on Hopper, whose shared memory and clusters of blocks they are made for."""
     if jax.default_backend() != "gpu" or library() is None:
         return False
-    capability = getattr(jax.devices()[0], "compute_capability", "")
-    return bool(re.fullmatch(r"\d+\.\d+", str(capability))) and float(capability) >= 9
-
-
-def architecture() -> str:
-    return "compute_" + str(jax.devices("gpu")[0].compute_capability).replace(".", "")
+    return str(getattr(jax.devices()[0], "compute_capability", "")) == "9.0"
 
 
 @cache
-def ptx(source: str, arch: str) -> str:
+def ptx(source: str) -> str:
     """A kernel's translation, kept with other caches: NVRTC takes up to ten seconds for one. Where they cannot be
-    written, they are made each time."""
-    name = hashlib.sha256("\n".join([arch, *OPTIONS, source]).encode()).hexdigest()[:32]
+    written, they are made each time; one that is not whole, as its first line tells, is made anew."""
+    version = ctypes.c_int(), ctypes.c_int()
+    library().nvrtcVersion(*map(ctypes.byref, version))
+    name = digest("\n".join([*OPTIONS, *(str(x.value) for x in version), PTX_VERSION, source]))
     path = cache_folder() / "kernels" / f"{name}.ptx"
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    text = translated(source, arch)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        head, _, text = path.read_text().partition("\n")
+        if head == f"// {digest(text)}":
+            return text
+    text = translated(source)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_whole(path, f"// {digest(text)}\n{text}")
     return text
 
 
-def translated(source: str, arch: str) -> str:
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def translated(source: str) -> str:
     """By NVRTC. The version in its head is the translator's own, which a driver that is older than the translator would
-    refuse; what the kernels use is as old as version 8.0."""
+    refuse."""
     nvrtc, program, size = library(), ctypes.c_void_p(), ctypes.c_size_t()
 
     def read(what: str) -> str:
@@ -89,13 +92,12 @@ def translated(source: str, arch: str) -> str:
         getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
         return buffer.value.decode()
 
-    options = [f"--gpu-architecture={arch}", *OPTIONS]
-    options = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+    options = (ctypes.c_char_p * len(OPTIONS))(*[option.encode() for option in OPTIONS])
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None)
     try:
         if status := nvrtc.nvrtcCompileProgram(program, len(options), options):
             raise RuntimeError(f"NVRTC does not compile the kernels (status {status}): {read('ProgramLog')}")
-        return re.sub(r"\.version \d+\.\d+", ".version 8.0", read("PTX"), count=1)
+        return re.sub(r"\.version \d+\.\d+", f".version {PTX_VERSION}", read("PTX"), count=1)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 

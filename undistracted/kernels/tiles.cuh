@@ -1,4 +1,4 @@
-// Numbers, and tiles of them for the tensor cores: what all kernels share but `weigh`.
+// Numbers, and tiles of them for the tensor cores: what several kernels share.
 
 using bf16 = unsigned short;
 
@@ -17,7 +17,6 @@ struct Weight {
 
 __device__ inline float low(unsigned pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ inline float one(bf16 x) { return __uint_as_float((unsigned)x << 16); }
 __device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
 __device__ inline float hyperbolic(float x) { return 1 - __fdividef(2, 1 + __expf(2 * x)); }
 __device__ inline float softplus(float x) { return fmaxf(x, 0.f) + __logf(1 + __expf(-fabsf(x))); }

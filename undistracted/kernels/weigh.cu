@@ -6,27 +6,15 @@
 // Compiled for one set of sizes: K inputs and M outputs, ROWS_X rows of x of which the first SKIP do not count, ROWS_S
 // of s.
 
-using bf16 = unsigned short;
-
 constexpr int WARPS = DOWN * ACROSS, THREADS = WARPS * 32;
-
-__host__ __device__ constexpr int up(int x, int m) { return (x + m - 1) / m * m; }
+static_assert(K % 8 == 0 && M % 8 == 0, "rows of whole 16 bytes");
 
 // A one stands behind the inputs, so that the bias comes as one more of them, and what scales a row behind that of s.
 constexpr int XT = up(K + 1, 16 * DOWN) / 16 / DOWN, ST = up(M, 8 * ACROSS) / 8 / ACROSS;
 constexpr int XS = XT * DOWN * 16 + 8, SS = up(ST * ACROSS, 2) * 8 + 8, SCALE = SS - 8;  // an odd number of 16 bytes
-constexpr int X_MANY = K % 8 ? 2 : 8, SHARE = up(up(ROWS_S, SHARES) / SHARES, STAGE);
-
-__device__ inline float low(unsigned pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+constexpr int SHARE = up(up(ROWS_S, SHARES) / SHARES, STAGE);
 
 #ifndef ON_CPU  // tests emulate these on a CPU
-__device__ inline unsigned rounded(float x, float y) {
-    unsigned pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
-    return pair;
-}
-
 // Computed where it stands: neither before the loop, which has no register left for it, nor anew for each use.
 template <class T>
 __device__ inline T here(T x) {
@@ -102,8 +90,6 @@ __device__ inline void multiply_turned(float (&sums)[XT][ST][4], const bf16* x, 
 }
 #endif
 
-extern __shared__ uint4 memory[];
-
 // A warp's rows of a stage are every WARPS-th: f(row, counted from the first of them).
 template <class Do>
 __device__ inline void each_row(int warp, Do f) {
@@ -112,12 +98,12 @@ __device__ inline void each_row(int warp, Do f) {
         if (i + WARPS <= STAGE || i + warp < STAGE) f(i);
 }
 
-// f(column) for a thread's share of a row of WIDTH numbers, MANY at a time, counted from the first.
-template <int WIDTH, int MANY, class Do>
+// f(column) for a thread's share of a row of WIDTH numbers, eight at a time, counted from the first.
+template <int WIDTH, class Do>
 __device__ inline void each_step(int lane, Do f) {
 #pragma unroll
-    for (int j = 0; j < WIDTH; j += 32 * MANY)
-        if (j + 32 * MANY <= WIDTH || j + lane * MANY < WIDTH) f(j);
+    for (int j = 0; j < WIDTH; j += 32 * 8)
+        if (j + 32 * 8 <= WIDTH || j + lane * 8 < WIDTH) f(j);
 }
 
 // A stage of rows in shared memory.
@@ -130,15 +116,13 @@ struct Stage {
     __device__ void ask(const bf16* from_x, const bf16* from_s, const float* scale, int first) const {
         const int thread = here((int)threadIdx.x), lane = thread % 32, warp = thread / 32, seed = blockIdx.y;
         const int row = first + warp;
-        from_x = here(from_x + (long long)(seed * ROWS_X + SKIP + row) * K + lane * X_MANY);
+        from_x = here(from_x + (long long)(seed * ROWS_X + SKIP + row) * K + lane * 8);
         from_s = here(from_s + (long long)(seed * ROWS_S + row) * M + lane * 8);
-        bf16 *to_x = here(x + warp * XS + lane * X_MANY), *to_s = here(s + warp * SS + lane * 8);
+        bf16 *to_x = here(x + warp * XS + lane * 8), *to_s = here(s + warp * SS + lane * 8);
         each_row(warp, [&](int i) {
             const bool valid = row + i < ROWS_S;
-            each_step<K, X_MANY>(lane, [&](int j) {
-                copy_async<X_MANY * 2>(to_x + i * XS + j, from_x + i * K + j, valid);
-            });
-            each_step<M, 8>(lane, [&](int j) { copy_async<16>(to_s + i * SS + j, from_s + i * M + j, valid); });
+            each_step<K>(lane, [&](int j) { copy_async<16>(to_x + i * XS + j, from_x + i * K + j, valid); });
+            each_step<M>(lane, [&](int j) { copy_async<16>(to_s + i * SS + j, from_s + i * M + j, valid); });
             if (SCALED && lane == 0) copy_async<4>(to_s + i * SS + SCALE, scale + seed * ROWS_S + row + i, valid);
         });
     }
@@ -149,7 +133,7 @@ struct Stage {
         each_row(warp, [&](int i) {
             bf16* row = s + (i + warp) * SS;
             const float c = *(const float*)(row + SCALE);
-            each_step<M, 8>(lane, [&](int j) {
+            each_step<M>(lane, [&](int j) {
                 uint4& y = *(uint4*)(row + j + lane * 8);
                 y = uint4{rounded(c * low(y.x), c * high(y.x)), rounded(c * low(y.y), c * high(y.y)),
                           rounded(c * low(y.z), c * high(y.z)), rounded(c * low(y.w), c * high(y.w))};

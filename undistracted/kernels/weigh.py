@@ -18,11 +18,12 @@ def weigh(x, sums, scale=None, skip: int = 0):
         seeds, steps, rows, inputs = x.shape
         many, width = sums.shape[1] * rows, sums.shape[-1]
         down, across = warps(inputs, width)
-        # All blocks run at once, in whole clusters: of two, or, where they are emulated, of four.
-        shares = max(min(launch.PROCESSORS // seeds // 4 * 4, up(up(many, STAGE) // STAGE, 4)), 4)
+        # All blocks run at once, in whole clusters.
+        most = launch.PROCESSORS // seeds // CLUSTER * CLUSTER
+        shares = max(min(most, up(up(many, STAGE) // STAGE, CLUSTER)), CLUSTER)
         sizes = dict(K=inputs, M=width, ROWS_X=steps * rows, SKIP=skip * rows, ROWS_S=many, SCALED=int(scaled))
         sizes |= dict(DOWN=down, ACROSS=across, STAGE=STAGE, STAGES=STAGES, SHARES=shares, CLUSTER=CLUSTER)
-        source = launch.constants(**sizes) + launch.text("weigh.cu")
+        source = launch.constants(**sizes) + launch.text("tiles.cuh", "weigh.cu")
         out = [jax.ShapeDtypeStruct((seeds, shares // CLUSTER, inputs + 1, width), jnp.float32)]
         threads, memory = down * across * 32, memory_of(inputs, width)
         (parts,) = launch.kernel_call("weigh", source, out, (shares, seeds), threads, memory)(x, sums, scale)

@@ -37,7 +37,7 @@ def dealt(width: int) -> np.ndarray:
 
 
 def deal(weight: np.ndarray, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> np.ndarray:
-    """A weight for rows in registers (rows.cuh), packed: its inputs and outputs, in parts of these widths, each filled
+    """A weight for rows of a warp (rows.cuh), packed: its inputs and outputs, in parts of these widths, each filled
     up to whole tiles, stand where a warp has them."""
     for parts in (inputs, outputs):  # each turn deals the rows, and turns the weight
         split = np.split(weight, np.cumsum(parts)[:-1])
