@@ -227,7 +227,7 @@ def test_paper_sizes_fit():
 def test_kernels_compile_at_the_limits_of_what_fits(name, sizes, tmp_path):
     sizes = kernels.Sizes(*sizes, 15, 16)
     constants = launch.constants(**sizes._asdict(), WARPS=sizes.crew(name, 10**6), MEMORY=launch.SHARED_MEMORY)
-    compiled(name, constants + launch.text("tiles.cuh", "rows.cuh", f"{name}.cu"), flags=["-O0"])
+    compiled(name, constants + kernels.text_of(name), flags=["-O0"])
 
 
 def test_a_translation_is_kept_and_made_anew_if_it_is_not_whole(monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ from undistracted.slopes import Trace, layer_gradient
 
 CREWS = 3, 5, 7  # warps of a block that have rows
 WIDEST = 232  # columns for which a warp's registers suffice
-STAGE = 32  # tiles that come at once, as in rows.cuh
+STAGE = 32  # tiles that come at once, as in ring.cuh
 ROOM = 49_152  # bytes of a block for weights and biases, at least
 
 
@@ -58,6 +58,10 @@ class Sizes(NamedTuple):
         """As few warps to a block as let all blocks run at once, or as many as find room; 0 if none do."""
         room = [c for c in CREWS if 16 * c * self.memory()[name] + ROOM <= launch.SHARED_MEMORY]
         return next((c for c in room if seeds * blocks(rows, c) <= launch.PROCESSORS), max(room, default=0))
+
+
+def text_of(name: str) -> str:
+    return launch.text("tiles.cuh", "ring.cuh", "rows.cuh", f"{name}.cu")
 
 
 def blocks(rows: int, crew: int) -> int:
@@ -110,7 +114,7 @@ class Kernels:
             seeds, rows = len(args[0]), self.sizes.n * (self.sizes.H if steps else 1)
             crew = self.sizes.crew(name, rows, seeds)
             sizes = self.sizes._asdict() | dict(WARPS=crew, MEMORY=launch.SHARED_MEMORY)
-            source = launch.constants(**sizes) + launch.text("tiles.cuh", "rows.cuh", f"{name}.cu")
+            source = launch.constants(**sizes) + text_of(name)
             outs = [jax.ShapeDtypeStruct((seeds, *shape), dtype) for shape, dtype in shapes]
             grid, threads = (blocks(rows, crew), seeds), 32 * (crew + 1)
             return launch.kernel_call(name, source, outs, grid, threads, launch.SHARED_MEMORY)(*args)
