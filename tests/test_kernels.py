@@ -15,8 +15,8 @@ from undistracted.data import Batch
 from undistracted.kernels import dream as kernels
 from undistracted.kernels import filter as filtering
 from undistracted.kernels import launch
+from undistracted.kernels.rows import Sizes, text_of
 from undistracted.kernels.weigh import weigh
-from undistracted.kernels.weights import columns, pack, packed
 from undistracted.presets import complete, preset_config
 from undistracted.rssm import RSSM, Latent, filter_sequences, fresh_start, official_start
 
@@ -177,27 +177,6 @@ def test_weigh_sums_over_all_rows(kernels_run, monkeypatch, seeds, rows, inputs,
     assert_alike((weight, bias), seeds_of(expected, seeds), 5e-3)
 
 
-def test_pack_gives_each_thread_what_the_tensor_cores_want():
-    weight = np.arange(1, 18 * 9 + 1).reshape(18, 9)
-    filled = np.pad(weight, ((0, 14), (0, 7)))
-    vector = pack(weight).reshape(2, 2, 32, 4)  # slab, tile, thread, what it holds
-    for slab, tile, thread in np.ndindex(vector.shape[:3]):
-        n, q = divmod(thread, 4)
-        rows = slab * 16 + np.array([2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9])
-        np.testing.assert_array_equal(vector[slab, tile, thread], filled[rows, tile * 8 + n])
-
-
-def test_packed_moves_all_weights_by_one_gather():
-    a, b = jnp.arange(6.0).reshape(2, 3), jnp.arange(4.0).reshape(1, 4)
-
-    def arrange(a, b):
-        return np.concatenate([columns(b, 2, 3).ravel(), a.T.ravel()])
-
-    found = packed(arrange, [a, b])
-    assert found.tolist() == [0, 1, 0, 2, 3, 0, 0, 3, 1, 4, 2, 5]
-    assert str(jax.make_jaxpr(lambda a, b: packed(arrange, [a, b]))(a, b)).count("gather[") == 1
-
-
 @pytest.mark.parametrize(
     "changes, expected",
     [
@@ -225,37 +204,9 @@ def test_paper_sizes_fit():
 @pytest.mark.parametrize("name", ["imagine", "judge", "pull_back", "blame"])
 @pytest.mark.parametrize("sizes", [(104, 128, 40, 232, 232), (8, 2, 1, 8, 8)], ids=str)
 def test_kernels_compile_at_the_limits_of_what_fits(name, sizes, tmp_path):
-    sizes = kernels.Sizes(*sizes, 15, 16)
+    sizes = Sizes(*sizes, 15, 16)
     constants = launch.constants(**sizes._asdict(), WARPS=sizes.crew(name, 10**6), MEMORY=launch.SHARED_MEMORY)
-    compiled(name, constants + kernels.text_of(name), flags=["-O0"])
-
-
-def test_a_translation_is_kept_and_made_anew_if_it_is_not_whole(monkeypatch, tmp_path):
-    class Nvrtc:
-        version = 13
-
-        def nvrtcVersion(self, major, minor):
-            major._obj.value, minor._obj.value = self.version, 0
-
-    made = []
-    monkeypatch.setenv("UNDISTRACTED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(launch, "library", Nvrtc)
-    monkeypatch.setattr(launch, "translated", lambda source: made.append(source) or f".entry {source}\n")
-
-    def ptx(source):
-        return launch.ptx.__wrapped__(source)
-
-    assert ptx("a") == ptx("a") == ".entry a\n" and made == ["a"]
-    assert ptx("b") == ".entry b\n" and made == ["a", "b"]
-    (kept,) = (path for path in (tmp_path / "cache" / "kernels").iterdir() if "entry a" in path.read_text())
-    for damage in (b"", kept.read_bytes()[:-2], b"\xff"):
-        kept.write_bytes(damage)
-        assert ptx("a") == ptx("a") == ".entry a\n" and made.pop() == "a" and made == ["a", "b"]
-    Nvrtc.version = 14
-    assert ptx("a") == ".entry a\n" and made == ["a", "b", "a"]
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("UNDISTRACTED_CACHE", str(tmp_path / "file"))
-    assert ptx("a") == ptx("a") == ".entry a\n" and len(made) == 5
+    compiled(name, constants + text_of(name), flags=["-O0"])
 
 
 def test_a_cpu_goes_without_kernels(kernels_run, monkeypatch):
@@ -277,20 +228,3 @@ def test_float32_goes_without_kernels(kernels_run):
 )
 def test_agents_whose_latents_are_others_imagine_by_xla(kernels_run, name, way):
     assert way_of(agent(name, kernels=True)) is way
-
-
-def test_nvrtc_is_taken_from_packages_first_and_may_be_missing(monkeypatch, tmp_path):
-    place = tmp_path / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"
-    place.parent.mkdir(parents=True)
-    place.touch()
-    asked = []
-
-    def load(name):
-        asked.append(name)
-        raise OSError
-
-    monkeypatch.setattr(launch.sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(launch, "find_library", lambda name: None)
-    monkeypatch.setattr(launch.ctypes, "CDLL", load)
-    assert launch.library.__wrapped__() is None
-    assert asked == [str(place), "libnvrtc.so"]
