@@ -41,7 +41,7 @@ class BenchConfig:
     preset: Literal["auto", "paper", "original", "small", "debug"] = "auto"
     """Sizes to measure at."""
     updates: int = 50
-    """Updates to time, after those that compile."""
+    """Updates to a round of those that are timed."""
     agents: bool = False
     """Measure also one update of every agent, under `agents`."""
     growth: bool = False
@@ -60,14 +60,14 @@ def bench(options: BenchConfig) -> dict:
     machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
     say(f"{options.agent} at preset {preset} on {machine}")
     result = {"machine": machine, "agent": options.agent, "preset": preset}
-    result |= measure(config(), options.updates)
+    result |= tell(measure(config(), options.updates))
     result["peak_memory_gb"] = peak_memory()
-    several = measure(config(seeds=SEEDS), options.updates)
+    several = tell(measure(config(seeds=SEEDS), options.updates))
     result[f"peak_memory_gb_{SEEDS}_seeds"] = peak_memory()
     result[f"update_ms_per_seed_{SEEDS}"] = several["update_ms"] / SEEDS
     result[f"paper_run_minutes_{SEEDS}_seeds"] = several["paper_run_minutes"]
     if isinstance(make_agent(config(), ACTIONS), LatentAgent):  # others cannot be adapted
-        result |= measure_adaptation(config(), options.updates)
+        result |= tell(measure_adaptation(config(), options.updates))
     with environments(config(envs=1)) as envs:
         result["env_steps_per_s_1_process"] = environment_rate(envs)
     if options.agents:
@@ -120,6 +120,7 @@ def growth(config, updates: int) -> dict:
     for processes in sorted({1, os.cpu_count() // 2, os.cpu_count(), 2 * os.cpu_count()} - {0}):
         with environments(config(envs=processes)) as envs:
             rates[processes] = environment_rate(envs)
+        say(f"environments in {processes} processes: {rates[processes]:,.0f} steps/s")
     for rows in (base.replay_size // 4, base.replay_size // 2, base.replay_size):
         learner = Learner(config(replay_size=rows), ACTIONS)
         memory[rows] = (
@@ -171,7 +172,13 @@ def lone_learner(config: Config) -> Learner:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)
+
+
+def tell(figures: dict) -> dict:
+    """As soon as they are known, so that what fails or is stopped later does not take them along."""
+    say("  " + "  ".join(f"{name} {value:,.2f}" for name, value in figures.items()))
+    return figures
 
 
 def print_bench(result: dict, indent: str = "") -> None:

@@ -1,6 +1,7 @@
 """How each rate of a machine is taken, of a learner or of environments that are there already."""
 
 import time
+from statistics import median
 
 import jax
 import numpy as np
@@ -9,6 +10,8 @@ from undistracted.config import Config
 from undistracted.data import Batch, by_seed
 from undistracted.learner import Learner
 from undistracted.rollout import Environments
+
+ROUNDS = 5  # of updates that are timed; one alone is thrown off by whatever else the machine does meanwhile
 
 
 def fill(learner: Learner, config: Config) -> None:
@@ -30,12 +33,14 @@ def compile_time(learner: Learner) -> float:
 
 
 def update_time(learner: Learner, updates: int) -> float:
-    """Of one gradient step of all seeds; the second call is timed, since a GPU's first also records its graphs."""
-    for _ in range(2):
+    """Of one gradient step of all seeds: the median of rounds, after one in which a GPU also records graphs."""
+    times = []
+    for _ in range(1 + ROUNDS):
         began = time.perf_counter()
         done = learner.update(max(updates, learner.block))
         jax.block_until_ready(learner.state)
-    return 1e3 * (time.perf_counter() - began) / done
+        times.append(1e3 * (time.perf_counter() - began) / done)
+    return median(times[1:])
 
 
 def policy_time(learner: Learner, config: Config, repeats: int = 50) -> float:
