@@ -67,6 +67,17 @@ def test_agents_are_all_measured(monkeypatch):
     assert result["agents"] == {name: name for name in AGENTS}
 
 
+def test_what_is_known_is_printed_when_the_rest_is_stopped(monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "measure", lambda *_: {"update_ms": 1.0, "paper_run_minutes": 2.0})
+    monkeypatch.setattr(bench, "measure_adaptation", stopped)
+    assert main(["bench", "--preset", "debug", "--json"]) == 130
+    result = json.loads(capsys.readouterr().out)
+    assert (result["update_ms"], result["update_ms_per_seed_4"], result["paper_run_minutes_4_seeds"]) == (1, 0.25, 2)
+
+
 def test_updates_are_compiled_side_by_side_for_a_gpu_and_timed_one_by_one(monkeypatch):
     """All compilations have begun before the first is done, all are done before the first timing, and the same
     settings under two names are measured once."""
@@ -95,7 +106,7 @@ def test_growth_is_of_half_the_preset_its_own_and_twice_as_much(monkeypatch):
     monkeypatch.setattr(bench, "lone_update_times", lambda configs, _: configs)
     monkeypatch.setattr(bench, "environment_rate", lambda envs: envs.count)
     monkeypatch.setattr(bench.os, "cpu_count", lambda: 1)
-    result = bench.growth(lambda **changes: complete(preset_config(STEADY, "debug", **changes)), 1)
+    *_, result = bench.growth(lambda **changes: complete(preset_config(STEADY, "debug", **changes)), 1)
     for name, values in dict(batch=[2, 4, 8], length=[4, 8, 16], horizon=[2, 4, 8], seeds=[1, 2, 4]).items():
         assert {x: getattr(c, name) for x, c in result["update_ms"][name].items()} == {x: x for x in values}
     assert result["env_steps_per_s"] == {"processes": {1: 1, 2: 2}}

@@ -107,8 +107,12 @@ def run_bench(args: list[str]) -> None:
     from undistracted.bench import BenchConfig, bench, print_bench
 
     options = parse(BenchConfig, args, "bench")
-    result = bench(options)
-    print(json.dumps(result)) if options.json else print_bench(result)
+    result = {}
+    try:
+        bench(options, result)
+    finally:  # after Ctrl-C, too: minutes went into what is known by then
+        if result:
+            print(json.dumps(result)) if options.json else print_bench(result)
 
 
 def run_tasks(args: list[str]) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -50,31 +51,38 @@ class BenchConfig:
     """Print one JSON object on stdout and nothing else there."""
 
 
-def bench(options: BenchConfig) -> dict:
-    """The rates as a dictionary; times in milliseconds, rates in agent steps per second."""
+def bench(options: BenchConfig, result: dict | None = None) -> dict:
+    """The rates as a dictionary; times in milliseconds, rates in agent steps per second. A `result` that is given has
+    each as soon as it is known, so that what fails or is stopped later does not take it along."""
+    result = {} if result is None else result
+    for known in figures(options):
+        result.update(known)
+    return result
 
+
+def figures(options: BenchConfig) -> Iterator[dict]:
     def config(agent=options.agent, **changes) -> Config:
         return complete(preset_config(options.task, options.preset, agent, **changes))
 
     preset = config().preset
     machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
     say(f"{options.agent} at preset {preset} on {machine}")
-    result = {"machine": machine, "agent": options.agent, "preset": preset}
-    result |= tell(measure(config(), options.updates))
-    result["peak_memory_gb"] = peak_memory()
-    several = tell(measure(config(seeds=SEEDS), options.updates))
-    result[f"peak_memory_gb_{SEEDS}_seeds"] = peak_memory()
-    result[f"update_ms_per_seed_{SEEDS}"] = several["update_ms"] / SEEDS
-    result[f"paper_run_minutes_{SEEDS}_seeds"] = several["paper_run_minutes"]
+    yield {"machine": machine, "agent": options.agent, "preset": preset}
+    yield measure(config(), options.updates) | {"peak_memory_gb": peak_memory()}
+    several = measure(config(seeds=SEEDS), options.updates)
+    yield {
+        f"peak_memory_gb_{SEEDS}_seeds": peak_memory(),
+        f"update_ms_per_seed_{SEEDS}": several["update_ms"] / SEEDS,
+        f"paper_run_minutes_{SEEDS}_seeds": several["paper_run_minutes"],
+    }
     if isinstance(make_agent(config(), ACTIONS), LatentAgent):  # others cannot be adapted
-        result |= tell(measure_adaptation(config(), options.updates))
+        yield measure_adaptation(config(), options.updates)
     with environments(config(envs=1)) as envs:
-        result["env_steps_per_s_1_process"] = environment_rate(envs)
-    if options.agents:
-        result["agents"] = lone_update_times({name: config(name) for name in AGENTS}, options.updates)
+        yield {"env_steps_per_s_1_process": environment_rate(envs)}
     if options.growth:
-        result["growth"] = growth(config, options.updates)
-    return result
+        yield from ({"growth": costs} for costs in growth(config, options.updates))
+    if options.agents:
+        yield {"agents": lone_update_times({name: config(name) for name in AGENTS}, options.updates)}
 
 
 def measure(config: Config, updates: int) -> dict:
@@ -90,6 +98,7 @@ def measure(config: Config, updates: int) -> dict:
         result["policy_ms"] = policy_time(learner, config)
         result["end_to_end_steps_per_s"] = end_to_end_rate(learner, envs, config)
     result["paper_run_minutes"] = PAPER_STEPS / result["end_to_end_steps_per_s"] / 60
+    say("  " + "  ".join(f"{name} {value:,.2f}" for name, value in result.items()))
     return result
 
 
@@ -109,25 +118,26 @@ def measure_adaptation(config: Config, updates: int) -> dict:
     return {"adapt_step_ms": step, "adapt_run_minutes": ADAPT_STEPS / rate / 60}
 
 
-def growth(config, updates: int) -> dict:
-    """Update time, environment rate and memory against what they grow with, around the preset's values."""
+def growth(config, updates: int) -> Iterator[dict]:
+    """Environment rate, memory and update time against what they grow with, around the preset's values; each time all
+    that is known by then."""
     base = config()
-    values = {name: [getattr(base, name) * factor // 2 for factor in (1, 2, 4)] for name in GROWING}
-    values["seeds"] = [1, 2, 4]
-    each = lone_update_times({(n, x): config(**{n: x}) for n in values for x in values[n]}, updates)
-    times = {n: {x: each[n, x] for x in values[n]} for n in values}
     rates, memory = {}, {}
     for processes in sorted({1, os.cpu_count() // 2, os.cpu_count(), 2 * os.cpu_count()} - {0}):
         with environments(config(envs=processes)) as envs:
             rates[processes] = environment_rate(envs)
         say(f"environments in {processes} processes: {rates[processes]:,.0f} steps/s")
+    yield (known := {"env_steps_per_s": {"processes": rates}})
     for rows in (base.replay_size // 4, base.replay_size // 2, base.replay_size):
         learner = Learner(config(replay_size=rows), ACTIONS)
-        memory[rows] = (
-            sum(x.nbytes for x in jax.tree.leaves((learner.replay, learner.state)) if hasattr(x, "nbytes")) / 1e9
-        )
-        del learner
-    return {"update_ms": times, "env_steps_per_s": {"processes": rates}, "memory_gb": {"replay_size": memory}}
+        held = jax.tree.leaves((learner.replay, learner.state))
+        memory[rows] = sum(x.nbytes for x in held if hasattr(x, "nbytes")) / 1e9
+        del learner, held
+    yield (known := known | {"memory_gb": {"replay_size": memory}})
+    values = {name: [getattr(base, name) * factor // 2 for factor in (1, 2, 4)] for name in GROWING}
+    values["seeds"] = [1, 2, 4]
+    each = lone_update_times({(n, x): config(**{n: x}) for n in values for x in values[n]}, updates)
+    yield known | {"update_ms": {n: {x: each[n, x] for x in values[n]} for n in values}}
 
 
 def peak_memory() -> float | None:
@@ -173,12 +183,6 @@ def lone_learner(config: Config) -> Learner:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def tell(figures: dict) -> dict:
-    """As soon as they are known, so that what fails or is stopped later does not take them along."""
-    say("  " + "  ".join(f"{name} {value:,.2f}" for name, value in figures.items()))
-    return figures
 
 
 def print_bench(result: dict, indent: str = "") -> None:
