@@ -83,9 +83,8 @@ def test_updates_are_compiled_side_by_side_for_a_gpu_and_timed_one_by_one(monkey
     settings under two names are measured once."""
     log, both = [], threading.Barrier(2, timeout=30)
     monkeypatch.setattr(bench, "on_gpu", lambda: True)
-    monkeypatch.setattr(bench, "lone_learner", lambda config: config.batch)
+    monkeypatch.setattr(bench, "lone_learner", lambda config: log.append(both.wait() >= 0) or config.batch)
     monkeypatch.setattr(bench.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(bench, "compile_time", lambda learner: log.append(both.wait() >= 0))
     monkeypatch.setattr(bench, "update_time", lambda learner, updates: log.append(learner) or float(learner))
     four, eight = (preset_config(STEADY, "debug", batch=n) for n in (4, 8))
     assert lone_update_times({"a": four, "b": eight, "c": four}, 1) == {"a": 4.0, "b": 8.0, "c": 4.0}
@@ -94,9 +93,8 @@ def test_updates_are_compiled_side_by_side_for_a_gpu_and_timed_one_by_one(monkey
 
 def test_no_two_learners_learn_at_once_on_a_cpu(monkeypatch):
     threads = set()
-    monkeypatch.setattr(bench, "lone_learner", lambda config: config.batch)
+    monkeypatch.setattr(bench, "lone_learner", lambda _: time.sleep(0.05) or threads.add(threading.get_ident()))
     monkeypatch.setattr(bench.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(bench, "compile_time", lambda _: time.sleep(0.05) or threads.add(threading.get_ident()))
     monkeypatch.setattr(bench, "update_time", lambda learner, updates: 1.0)
     lone_update_times({n: preset_config(STEADY, "debug", batch=n) for n in (2, 4, 8)}, 1)
     assert len(threads) == 1

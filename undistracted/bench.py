@@ -160,12 +160,11 @@ def lone_update_times(configs: dict[Any, Config], updates: int) -> dict[Any, flo
     """Of learners without environments, by the names of their settings. They are timed one after the other, but for a
     GPU, where one may take a minute, compiled side by side: on a CPU no two may learn at once (`parts.py`). Equal
     settings are measured once."""
-    learners = {config: lone_learner(config) for config in configs.values()}
-    say(f"compiling {len(learners)} updates")
+    distinct, times = list(dict.fromkeys(configs.values())), {}
+    say(f"compiling {len(distinct)} updates")
     with ThreadPoolExecutor(os.cpu_count() if on_gpu() else 1) as pool:
-        list(pool.map(compile_time, learners.values()))
-    times = {}
-    for config, learner in learners.items():
+        learners = list(pool.map(lone_learner, distinct))
+    for config, learner in zip(distinct, learners, strict=True):
         sizes = f"{config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}"
         times[config] = update_time(learner, updates)
         say(f"{config.agent}: {sizes}: {times[config]:.2f} ms")
@@ -173,11 +172,12 @@ def lone_update_times(configs: dict[Any, Config], updates: int) -> dict[Any, flo
 
 
 def lone_learner(config: Config) -> Learner:
-    """With a few rows to learn from."""
+    """Compiled, with a few rows to learn from."""
     if not hasattr(make_agent(config, ACTIONS), "window"):  # a draw by priority goes over the whole ring
         config = dataclasses.replace(config, replay_size=config.envs * config.length * 2)
     learner = Learner(config, ACTIONS)
     fill(learner, config)
+    compile_time(learner)
     return learner
 
 
