@@ -91,6 +91,26 @@ def test_updates_are_compiled_side_by_side_for_a_gpu_and_timed_one_by_one(monkey
     assert log == [True, True, 4, 8]
 
 
+def test_ctrl_c_does_not_wait_for_compilers(monkeypatch):
+    compiled, begun = threading.Event(), threading.Barrier(2, timeout=30)
+
+    def stopped_or_long(config):
+        begun.wait()
+        if config.batch == 4:
+            raise KeyboardInterrupt
+        assert compiled.wait(30)
+
+    monkeypatch.setattr(bench, "on_gpu", lambda: True)
+    monkeypatch.setattr(bench.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(bench, "lone_learner", stopped_or_long)
+    (give_up := threading.Timer(10, compiled.set)).start()
+    with pytest.raises(KeyboardInterrupt):
+        lone_update_times({n: preset_config(STEADY, "debug", batch=n) for n in (4, 8)}, 1)
+    assert not compiled.is_set()
+    give_up.cancel()
+    compiled.set()
+
+
 def test_no_two_learners_learn_at_once_on_a_cpu(monkeypatch):
     threads = set()
     monkeypatch.setattr(bench, "lone_learner", lambda _: time.sleep(0.05) or threads.add(threading.get_ident()))

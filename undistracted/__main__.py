@@ -113,6 +113,7 @@ def run_bench(args: list[str]) -> None:
     finally:  # after Ctrl-C, too: minutes went into what is known by then
         if result:
             print(json.dumps(result)) if options.json else print_bench(result)
+            sys.stdout.flush()  # before Python waits for compilers that may still be at work
 
 
 def run_tasks(args: list[str]) -> None:

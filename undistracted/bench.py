@@ -162,8 +162,11 @@ def lone_update_times(configs: dict[Any, Config], updates: int) -> dict[Any, flo
     settings are measured once."""
     distinct, times = list(dict.fromkeys(configs.values())), {}
     say(f"compiling {len(distinct)} updates")
-    with ThreadPoolExecutor(os.cpu_count() if on_gpu() else 1) as pool:
+    pool = ThreadPoolExecutor(os.cpu_count() if on_gpu() else 1)
+    try:
         learners = list(pool.map(lone_learner, distinct))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for compilers
     for config, learner in zip(distinct, learners, strict=True):
         sizes = f"{config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}"
         times[config] = update_time(learner, updates)
