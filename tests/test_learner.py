@@ -1,7 +1,5 @@
 """Compiled learning: traced once, decided by the seed, alike for one seed or several, fused or not; and it learns."""
 
-from types import SimpleNamespace
-
 import jax
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from undistracted import learner as module
 from undistracted.agents.latent import LatentAgent
 from undistracted.data import Batch
-from undistracted.learner import Learner, compiler_options, replay_home
+from undistracted.learner import Learner, replay_home
 from undistracted.seeds import Seeds
 
 ACTION_SIZE, ROWS = 6, 24  # actions as of a walker and of toys: runs of them share what is compiled here
@@ -104,21 +102,6 @@ def test_the_host_is_never_far_ahead_of_parts(config, monkeypatch):
         learner.update(owed)
     assert sum(calls) == 33
     assert max(calls) == module.AHEAD
-
-
-def test_products_of_an_update_are_spread_over_cpu_cores(monkeypatch):
-    """By Eigen: XLA's newer library, where it is used, shows in the program."""
-    x, weight, devices = jax.numpy.ones((320, 96)), jax.numpy.ones((96, 96)), jax.devices()[:1]
-
-    def program():
-        return jax.jit(jax.numpy.dot, compiler_options=compiler_options(devices)).lower(x, weight).compile().as_text()
-
-    assert "ynn" not in program()
-    assert compiler_options([SimpleNamespace(platform="gpu")]) is None
-    assert compiler_options(jax.devices()[:2]) == module.WIDE != compiler_options(devices)
-    monkeypatch.setattr(module, "ONE_CPU_DEVICE", {"xla_cpu_of_another_version": True})
-    assert compiler_options(devices) is None
-    assert "dot" in program()
 
 
 def test_metrics_are_means_since_the_last_call_and_decided_by_the_seed(tiny, alone):

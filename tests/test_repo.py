@@ -1,5 +1,7 @@
 """RePo's objective: the dual variable, the bottleneck, masked rewards, episode boundaries, the table by domain."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 
 from undistracted.agents.repo import RePo
 from undistracted.dists import kl
+from undistracted.presets import complete, preset_config
 
 PARTS = ("encoder", "rssm", "reward")
 
@@ -151,6 +154,12 @@ def test_bottleneck_settings_come_from_the_papers_table(tiny, task, beta0, epsil
     assert (model.epsilon, model.alpha) == (epsilon, pytest.approx(r / (r + 1)))
     config = tiny(task, epsilon=0.0, r=1.5)
     assert (config.beta0, config.epsilon, config.r) == (beta0, 0.0, 1.5)
+
+
+def test_tuned_is_the_papers_run_but_for_rates_price_and_moved_pictures():
+    tuned, paper = (complete(preset_config("distracted/walker-walk", name)) for name in ("tuned", "paper"))
+    changes = dict(preset="tuned", model_lr=6e-4, beta0=1e-4, beta_lr=3e-4, shift=4)
+    assert tuned == dataclasses.replace(paper, **changes)
 
 
 def test_losses_mix_no_dtypes(state, batch, agent, key):

@@ -39,7 +39,7 @@ class BenchConfig:
     """The method to measure."""
     task: str = "distracted/walker-walk"
     """The task to measure on."""
-    preset: Literal["auto", "paper", "original", "small", "debug"] = "auto"
+    preset: Literal["auto", "paper", "tuned", "original", "small", "debug"] = "auto"
     """Sizes to measure at."""
     updates: int = 50
     """Updates to a round of those that are timed."""

@@ -24,9 +24,9 @@ class Config:
     """What to learn, e.g. distracted/walker-walk; `undistracted tasks` lists them."""
     agent: str = "repo"
     """The method; `undistracted agents` lists them."""
-    preset: Literal["auto", "paper", "original", "small", "debug"] = "auto"
-    """Sizes and schedule: the paper's comparison, the method's original ones, small (minutes on 2 CPU cores), debug
-    (seconds); auto = paper on a GPU."""
+    preset: Literal["auto", "paper", "tuned", "original", "small", "debug"] = "auto"
+    """Sizes and schedule: the paper's comparison, tuned (RePo's, faster in front of films), the method's original ones,
+    small (minutes on 2 CPU cores), debug (seconds); auto = paper on a GPU."""
     steps: int = 500_000
     """Agent steps to train for, after the prefill."""
     seed: int = 0
@@ -64,7 +64,8 @@ class Config:
     warm_up_updates: int = 0
     """Gradient steps at once when learning begins."""
     sync: bool = False
-    """Learn after the environments have stepped, from their newest rows too, instead of meanwhile."""
+    """Learn after the environments have stepped, from their newest rows too, instead of meanwhile; on a GPU by what
+    gives the same bits each time."""
     batch: int = 50
     """Sequences per update."""
     length: int = 50

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from undistracted import priorities
 from undistracted import replay as ring
 from undistracted.agents import make_agent
+from undistracted.compiler import compiler_options
 from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.memory import keep_freed_memory
@@ -110,7 +111,7 @@ class Learner:
         self._sample = jax.jit(home.spread(sample, (0, 0, None)))
         self._rate = jax.jit(home.spread(rate, (0, 0, 0)), donate_argnums=0)
         axes = (0, 0, BATCH, 0, None, 0)
-        options = dict(compiler_options=compiler_options(seeds.devices))
+        options = dict(compiler_options=compiler_options(seeds.devices, self.config.sync))
         self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1), **options)
         self._block = jax.jit(seeds.spread(block, (0, 0, 0, 0, 0, None, 0)), donate_argnums=(0, 1, 2), **options)
 
@@ -173,25 +174,6 @@ class Learner:
     def policy_copy(self):
         """The policy as it is now, safe from the updates that follow."""
         return self._copy(self.state.policy)
-
-
-# Vectors as wide as the CPU has them: on one without such, the option says nothing.
-WIDE = {"xla_cpu_prefer_vector_width": "512"}
-# On one device for all cores products not by XLA's newer library, which computes one of a few hundred rows, as
-# imagination has them, on one core: Eigen spreads it.
-ONE_CPU_DEVICE = WIDE | {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-
-
-def compiler_options(devices) -> dict | None:
-    """Of an update. A compiler that does not know them goes without."""
-    if devices[0].platform != "cpu":
-        return None
-    options = ONE_CPU_DEVICE if len(devices) == 1 else WIDE
-    try:
-        jax.jit(lambda: 0, compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:
-        return None
-    return options
 
 
 @jax.jit

@@ -20,6 +20,7 @@ BOTTLENECK = {
 
 PRESETS: dict[str, dict] = {
     "paper": {},
+    "tuned": {},  # what did better here than the paper's settings, for agents that have such
     "original": {},  # each method's own published settings, where they are not the paper's
     "small": dict(
         steps=48_000,
@@ -85,6 +86,9 @@ BOUNDS = [
 def preset_config(task: str, preset: str = "auto", agent: str = "repo", **overrides) -> Config:
     """The settings of a preset, with overrides: `preset_config("distracted/walker-walk", "small", steps=1000)`."""
     name, entry = resolve_preset(preset), agent_entry(agent)
+    if name == "tuned" and name not in entry.presets:
+        some = " and ".join(other for other, x in AGENTS.items() if name in x.presets)
+        raise UserError(f"--preset tuned has settings for {some} only; use --preset paper for {agent}")
     by_domain = entry.domains.get(domain(task), {}) if name == "original" and isinstance(task, str) else {}
     settings = PRESETS[name] | entry.presets.get(name, {}) | by_domain | overrides
     return dataclasses.replace(Config(task, agent=agent, preset=preset), **settings)

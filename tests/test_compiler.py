@@ -1,0 +1,28 @@
+"""What XLA is told of an update."""
+
+from types import SimpleNamespace
+
+import jax
+
+from undistracted import compiler
+from undistracted.compiler import compiler_options
+
+
+def test_products_of_an_update_are_spread_over_cpu_cores(monkeypatch):
+    """By Eigen: XLA's newer library, where it is used, shows in the program."""
+    x, weight, devices = jax.numpy.ones((320, 96)), jax.numpy.ones((96, 96)), jax.devices()[:1]
+
+    def program():
+        return jax.jit(jax.numpy.dot, compiler_options=compiler_options(devices)).lower(x, weight).compile().as_text()
+
+    assert "ynn" not in program()
+    assert compiler_options(jax.devices()[:2]) == compiler.WIDE != compiler_options(devices)
+    monkeypatch.setattr(compiler, "ONE_CPU_DEVICE", {"xla_cpu_of_another_version": True})
+    assert compiler_options(devices) is None
+    assert "dot" in program()
+
+
+def test_an_update_in_sync_is_of_the_same_bits_on_a_gpu():
+    gpu = [SimpleNamespace(platform="gpu")]
+    assert compiler_options(gpu, sync=True) == compiler.SAME_BITS, "which this compiler knows"
+    assert compiler_options(gpu) is None
