@@ -1,6 +1,7 @@
 """What `undistracted bench` reports; its figures are not tested, only that they are there and make sense."""
 
 import json
+import signal
 import threading
 import time
 
@@ -11,6 +12,7 @@ from undistracted import bench
 from undistracted.__main__ import main
 from undistracted.agents import AGENTS
 from undistracted.bench import lone_update_times, print_bench
+from undistracted.interrupt import asked_to_stop
 from undistracted.presets import complete, preset_config
 
 KEYS = [
@@ -24,6 +26,7 @@ KEYS = [
     "paper_run_minutes_4_seeds",
     "compile_s",
 ]
+KEYS += [f"{name}_4_seeds" for name in ("policy_ms", "env_steps_per_s", "end_to_end_steps_per_s", "compile_s")]
 ADAPTATION = ["adapt_step_ms", "adapt_run_minutes"]
 WHOLE = {"repo": KEYS + ADAPTATION, "dbc": KEYS}
 
@@ -59,10 +62,10 @@ def test_ring_is_whole_where_every_draw_goes_over_it(monkeypatch, agent, rows):
 
 def test_agents_are_all_measured(monkeypatch):
     """Each at its own sizes; that each can be, the tests above show."""
-    for name in ("measure", "measure_adaptation"):
-        monkeypatch.setattr(bench, name, lambda *_: {"update_ms": 1.0, "paper_run_minutes": 1.0})
+    monkeypatch.setattr(bench, "measure", lambda *_: [])
+    monkeypatch.setattr(bench, "measure_adaptation", lambda *_: {})
     monkeypatch.setattr(bench, "environment_rate", lambda envs: 1.0)
-    monkeypatch.setattr(bench, "lone_update_times", lambda configs, _: {n: c.agent for n, c in configs.items()})
+    monkeypatch.setattr(bench, "lone_update_times", lambda configs, *_: {n: c.agent for n, c in configs.items()})
     result = bench.bench(bench.BenchConfig(preset="debug", task=STEADY, agents=True))
     assert result["agents"] == {name: name for name in AGENTS}
 
@@ -71,7 +74,7 @@ def test_what_is_known_is_printed_when_the_rest_is_stopped(monkeypatch, capsys):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "measure", lambda *_: {"update_ms": 1.0, "paper_run_minutes": 2.0})
+    monkeypatch.setattr(bench, "measure", lambda *_: [{"update_ms": 1.0}, {"paper_run_minutes": 2.0}])
     monkeypatch.setattr(bench, "measure_adaptation", stopped)
     assert main(["bench", "--preset", "debug", "--json"]) == 130
     result = json.loads(capsys.readouterr().out)
@@ -92,21 +95,18 @@ def test_updates_are_compiled_side_by_side_for_a_gpu_and_timed_one_by_one(monkey
 
 
 def test_ctrl_c_does_not_wait_for_compilers(monkeypatch):
-    compiled, begun = threading.Event(), threading.Barrier(2, timeout=30)
+    compiled, begun = threading.Event(), threading.Event()
 
-    def stopped_or_long(config):
-        begun.wait()
-        if config.batch == 4:
-            raise KeyboardInterrupt
+    def long(config):
+        begun.set()
         assert compiled.wait(30)
 
-    monkeypatch.setattr(bench, "on_gpu", lambda: True)
-    monkeypatch.setattr(bench.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(bench, "lone_learner", stopped_or_long)
+    monkeypatch.setattr(bench, "lone_learner", long)
     (give_up := threading.Timer(10, compiled.set)).start()
-    with pytest.raises(KeyboardInterrupt):
-        lone_update_times({n: preset_config(STEADY, "debug", batch=n) for n in (4, 8)}, 1)
-    assert not compiled.is_set()
+    with asked_to_stop() as request, pytest.raises(KeyboardInterrupt):
+        threading.Thread(target=lambda: begun.wait(10) and signal.raise_signal(signal.SIGINT)).start()
+        lone_update_times({n: preset_config(STEADY, "debug", batch=n) for n in (4, 8)}, 1, request.heed)
+    assert begun.is_set() and not compiled.is_set()
     give_up.cancel()
     compiled.set()
 
@@ -121,7 +121,7 @@ def test_no_two_learners_learn_at_once_on_a_cpu(monkeypatch):
 
 
 def test_growth_is_of_half_the_preset_its_own_and_twice_as_much(monkeypatch):
-    monkeypatch.setattr(bench, "lone_update_times", lambda configs, _: configs)
+    monkeypatch.setattr(bench, "lone_update_times", lambda configs, *_: configs)
     monkeypatch.setattr(bench, "environment_rate", lambda envs: envs.count)
     monkeypatch.setattr(bench.os, "cpu_count", lambda: 1)
     *_, result = bench.growth(lambda **changes: complete(preset_config(STEADY, "debug", **changes)), 1)

@@ -20,7 +20,7 @@ both_ways = pytest.mark.parametrize("processes", [False, True])
 
 
 def collect(path, task=COUNTING, **overrides):
-    """A trainer after its run, which acts but does not learn."""
+    """A trainer after its run, which acts and, where it is not told to, does not learn."""
     settings = dict(run=str(path), updates_per_step=0.0, steps=120, checkpoint_every=50)
     trainer = Trainer(prepare(preset_config(task, "debug", **settings | overrides)))
     try:
@@ -37,9 +37,14 @@ def columns(trainer):
     return [[jax.tree.map(lambda x, s=s, e=e: x[s, :written, e], rows) for e in range(envs)] for s in range(seeds)]
 
 
-@both_ways
-def test_replay_holds_what_happened(tmp_path, processes):
-    trainer = collect(tmp_path, envs=3, processes=processes)
+@pytest.mark.parametrize(
+    "processes, learning",
+    [(False, {}), (True, dict(updates_per_step=1.0)), (True, dict(updates_per_step=1.0, sync=True))],
+)
+def test_replay_holds_what_happened(tmp_path, processes, learning):
+    """Whether or not it is learned from meanwhile."""
+    trainer = collect(tmp_path, envs=3, processes=processes, **learning)
+    assert (trainer.learner.updates >= 110) == bool(learning)
     facts = [follow(column) for column in columns(trainer)[0]]
     seeds = [list(dict.fromkeys(fact.seed for fact in column)) for column in facts]
     assert [len(column) for column in seeds] == [4, 4, 4], "prefill, training, and two checkpoints"
@@ -115,6 +120,20 @@ def test_an_environments_exception_is_raised_here(processes):
     finally:
         envs.close()
     assert not processes or "raise ConnectionResetError" in raised.value.__notes__[0]
+
+
+def test_a_long_exception_is_heard_too():
+    """Longer than a pipe holds."""
+    words = "x" * 1_000_000
+    envs = Environments([{"words": words}], True, Broken)
+    try:
+        envs.reset([0])
+        with pytest.raises(ConnectionResetError, match=words):
+            for _ in range(3):
+                envs.send(np.zeros((1, 6)))
+                envs.receive()
+    finally:
+        envs.close()
 
 
 def test_a_dead_process_is_missed_and_one_that_hangs_is_ended(monkeypatch):

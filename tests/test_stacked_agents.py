@@ -38,10 +38,10 @@ def assert_learned_alike(learner, metrics, alone, seed=0):
     assert_close(ours, (expected.state.policy, expected.replay.priority), rtol=1e-3, atol=1e-4)
 
 
-@each_agent
-def test_a_seed_among_others_learns_and_acts_as_it_does_alone(tiny, alone, agent):
-    learner, metrics = trained(tiny(agent=agent, seed=0, seeds=2))
-    assert learner.seeds.share == 2
+@pytest.mark.parametrize("agent, devices", [("dbc", 1), ("tdmpc", 1), ("tdmpc", 2)])
+def test_a_seed_among_others_learns_and_acts_as_it_does_alone(tiny, alone, agent, devices):
+    learner, metrics = trained(tiny(agent=agent, seed=0, seeds=2), devices=devices)
+    assert learner.seeds.share == 2 // devices
     assert_learned_alike(learner, metrics, alone[agent], seed=1)
     row = experience([5] * 2, 2)[0]
     actions, _ = learner.act(learner.initial_carry(2), row, 3)

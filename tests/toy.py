@@ -118,8 +118,8 @@ class Broken(gymnasium.Env):
 
     observation_space, action_space = Counting.observation_space, Counting.action_space
 
-    def __init__(self, broken=False, takes=0):
-        self.takes = takes
+    def __init__(self, broken=False, takes=0, words="the robot hung up"):
+        self.takes, self.words = takes, words
         if broken:
             raise UserError("no such video")
 
@@ -132,7 +132,7 @@ class Broken(gymnasium.Env):
         if self.t == 1:
             time.sleep(self.takes)
         if self.t == 3:
-            raise ConnectionResetError("the robot hung up")  # of the environment's own, not of the pipe to it
+            raise ConnectionResetError(self.words)  # of the environment's own, not of the pipe to it
         return np.zeros((64, 64, 3), np.uint8), 1.0, False, False, {}
 
 

@@ -105,11 +105,13 @@ def run_toy(args: list[str]) -> None:
 
 def run_bench(args: list[str]) -> None:
     from undistracted.bench import BenchConfig, bench, print_bench
+    from undistracted.interrupt import asked_to_stop
 
     options = parse(BenchConfig, args, "bench")
     result = {}
     try:
-        bench(options, result)
+        with asked_to_stop() as request:
+            bench(options, result, request.heed)
     finally:  # after Ctrl-C, too: minutes went into what is known by then
         if result:
             print(json.dumps(result)) if options.json else print_bench(result)

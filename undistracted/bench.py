@@ -5,8 +5,8 @@ import dataclasses
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ class BenchConfig:
     """The method to measure."""
     task: str = "distracted/walker-walk"
     """The task to measure on."""
-    preset: Literal["auto", "paper", "tuned", "original", "small", "debug"] = "auto"
+    preset: Literal["auto", "paper", "original", "small", "debug"] = "auto"
     """Sizes to measure at."""
     updates: int = 50
     """Updates to a round of those that are timed."""
@@ -51,16 +51,19 @@ class BenchConfig:
     """Print one JSON object on stdout and nothing else there."""
 
 
-def bench(options: BenchConfig, result: dict | None = None) -> dict:
+def bench(options: BenchConfig, result: dict | None = None, heed: Callable[[], None] = lambda: None) -> dict:
     """The rates as a dictionary; times in milliseconds, rates in agent steps per second. A `result` that is given has
-    each as soon as it is known, so that what fails or is stopped later does not take it along."""
+    each as soon as it is known, so that what fails or is stopped later does not take it along; `heed` is called between
+    them, and may raise."""
     result = {} if result is None else result
-    for known in figures(options):
-        result.update(known)
+    with contextlib.closing(figures(options, heed)) as known:
+        for figure in known:
+            result.update(figure)
+            heed()
     return result
 
 
-def figures(options: BenchConfig) -> Iterator[dict]:
+def figures(options: BenchConfig, heed: Callable[[], None]) -> Iterator[dict]:
     def config(agent=options.agent, **changes) -> Config:
         return complete(preset_config(options.task, options.preset, agent, **changes))
 
@@ -68,38 +71,41 @@ def figures(options: BenchConfig) -> Iterator[dict]:
     machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
     say(f"{options.agent} at preset {preset} on {machine}")
     yield {"machine": machine, "agent": options.agent, "preset": preset}
-    yield measure(config(), options.updates) | {"peak_memory_gb": peak_memory()}
-    several = measure(config(seeds=SEEDS), options.updates)
-    yield {
-        f"peak_memory_gb_{SEEDS}_seeds": peak_memory(),
-        f"update_ms_per_seed_{SEEDS}": several["update_ms"] / SEEDS,
-        f"paper_run_minutes_{SEEDS}_seeds": several["paper_run_minutes"],
-    }
+    yield from measure(config(), options.updates)
+    for figure in measure(config(seeds=SEEDS), options.updates):
+        for name, value in figure.items():
+            each = name == "update_ms"  # all others are of all seeds
+            yield {f"update_ms_per_seed_{SEEDS}": value / SEEDS} if each else {f"{name}_{SEEDS}_seeds": value}
     if isinstance(make_agent(config(), ACTIONS), LatentAgent):  # others cannot be adapted
         yield measure_adaptation(config(), options.updates)
     with environments(config(envs=1)) as envs:
         yield {"env_steps_per_s_1_process": environment_rate(envs)}
     if options.growth:
-        yield from ({"growth": costs} for costs in growth(config, options.updates))
+        yield from ({"growth": costs} for costs in growth(config, options.updates, heed))
     if options.agents:
-        yield {"agents": lone_update_times({name: config(name) for name in AGENTS}, options.updates)}
+        yield {"agents": lone_update_times({name: config(name) for name in AGENTS}, options.updates, heed)}
 
 
-def measure(config: Config, updates: int) -> dict:
-    """All rates of one configuration."""
+def measure(config: Config, updates: int) -> Iterator[dict]:
+    """All rates of one configuration, one after the other."""
     say(f"measuring {config.seeds} seed{'s' * (config.seeds > 1)}")
     gc.collect()  # a learner's compiled calls refer to it: what was measured before would stay
+
+    def known(name: str, value: float | None) -> dict:
+        if value is not None:
+            say(f"  {name} {value:,.2f}")
+        return {name: value}
+
     with environments(config) as envs:
-        result = {"env_steps_per_s": environment_rate(envs)}
+        yield known("env_steps_per_s", environment_rate(envs))
         learner = Learner(config, envs.action_size)
         fill(learner, config)
-        result["compile_s"] = compile_time(learner)
-        result["update_ms"] = update_time(learner, updates)
-        result["policy_ms"] = policy_time(learner, config)
-        result["end_to_end_steps_per_s"] = end_to_end_rate(learner, envs, config)
-    result["paper_run_minutes"] = PAPER_STEPS / result["end_to_end_steps_per_s"] / 60
-    say("  " + "  ".join(f"{name} {value:,.2f}" for name, value in result.items()))
-    return result
+        yield known("compile_s", compile_time(learner))
+        yield known("update_ms", update_time(learner, updates))
+        yield known("policy_ms", policy_time(learner, config))
+        yield known("end_to_end_steps_per_s", rate := end_to_end_rate(learner, envs, config))
+    yield known("paper_run_minutes", PAPER_STEPS / rate / 60)
+    yield known("peak_memory_gb", peak_memory())
 
 
 def measure_adaptation(config: Config, updates: int) -> dict:
@@ -118,7 +124,7 @@ def measure_adaptation(config: Config, updates: int) -> dict:
     return {"adapt_step_ms": step, "adapt_run_minutes": ADAPT_STEPS / rate / 60}
 
 
-def growth(config, updates: int) -> Iterator[dict]:
+def growth(config, updates: int, heed: Callable[[], None] = lambda: None) -> Iterator[dict]:
     """Environment rate, memory and update time against what they grow with, around the preset's values; each time all
     that is known by then."""
     base = config()
@@ -127,6 +133,7 @@ def growth(config, updates: int) -> Iterator[dict]:
         with environments(config(envs=processes)) as envs:
             rates[processes] = environment_rate(envs)
         say(f"environments in {processes} processes: {rates[processes]:,.0f} steps/s")
+        heed()
     yield (known := {"env_steps_per_s": {"processes": rates}})
     for rows in (base.replay_size // 4, base.replay_size // 2, base.replay_size):
         learner = Learner(config(replay_size=rows), ACTIONS)
@@ -136,7 +143,7 @@ def growth(config, updates: int) -> Iterator[dict]:
     yield (known := known | {"memory_gb": {"replay_size": memory}})
     values = {name: [getattr(base, name) * factor // 2 for factor in (1, 2, 4)] for name in GROWING}
     values["seeds"] = [1, 2, 4]
-    each = lone_update_times({(n, x): config(**{n: x}) for n in values for x in values[n]}, updates)
+    each = lone_update_times({(n, x): config(**{n: x}) for n in values for x in values[n]}, updates, heed)
     yield known | {"update_ms": {n: {x: each[n, x] for x in values[n]} for n in values}}
 
 
@@ -156,7 +163,9 @@ def environments(config: Config):
         envs.close()
 
 
-def lone_update_times(configs: dict[Any, Config], updates: int) -> dict[Any, float]:
+def lone_update_times(
+    configs: dict[Any, Config], updates: int, heed: Callable[[], None] = lambda: None
+) -> dict[Any, float]:
     """Of learners without environments, by the names of their settings. They are timed one after the other, but for a
     GPU, where one may take a minute, compiled side by side: on a CPU no two may learn at once (`parts.py`). Equal
     settings are measured once."""
@@ -164,11 +173,15 @@ def lone_update_times(configs: dict[Any, Config], updates: int) -> dict[Any, flo
     say(f"compiling {len(distinct)} updates")
     pool = ThreadPoolExecutor(os.cpu_count() if on_gpu() else 1)
     try:
-        learners = list(pool.map(lone_learner, distinct))
+        learners = [pool.submit(lone_learner, config) for config in distinct]
+        while wait(learners, timeout=0.5).not_done:
+            heed()
+        learners = [learner.result() for learner in learners]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for compilers
     for config, learner in zip(distinct, learners, strict=True):
         sizes = f"{config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}"
+        heed()
         times[config] = update_time(learner, updates)
         say(f"{config.agent}: {sizes}: {times[config]:.2f} ms")
     return {name: times[config] for name, config in configs.items()}

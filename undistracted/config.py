@@ -64,8 +64,8 @@ class Config:
     warm_up_updates: int = 0
     """Gradient steps at once when learning begins."""
     sync: bool = False
-    """Learn after the environments have stepped, from their newest rows too, instead of meanwhile; on a GPU by what
-    gives the same bits each time."""
+    """Learn after the environments have stepped, from their newest rows too, instead of meanwhile; on a GPU
+    without operations that add up in another order each time."""
     batch: int = 50
     """Sequences per update."""
     length: int = 50

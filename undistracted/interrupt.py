@@ -1,12 +1,16 @@
 """Ctrl-C and SIGTERM as a request, and runs that end where nothing is lost."""
 
 import contextlib
+import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from undistracted.rollout import Diverged
 from undistracted.workers import DeadEnvironment
+
+SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
 
 
 class Request:
@@ -22,11 +26,15 @@ class Request:
 
 @contextlib.contextmanager
 def asked_to_stop():
-    """While this lasts, Ctrl-C and SIGTERM are a request, for a clean end; a second one ends at once."""
+    """While this lasts, Ctrl-C and SIGTERM are a request, for a clean end; a second one ends the process at once."""
     request = Request()
 
     def ask(number, frame):
-        request.heed()
+        if request.stop:  # no exception: JAX, interrupted where it happens to be, may not survive it
+            if sys.stderr.isatty():
+                sys.stderr.write(SHOW_CURSOR)
+            sys.stderr.flush()
+            os._exit(128 + number)
         request.stop = True
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -39,7 +47,7 @@ def asked_to_stop():
 
 def drive(make: Callable[[Request], Any]) -> dict:
     """Run the trainer that is made to its end, or until asked to stop, and leave nothing running."""
-    with asked_to_stop() as request:  # already now: JAX, interrupted where it happens to be, may not survive it
+    with asked_to_stop() as request:  # already now, while programs are compiled
         try:
             trainer = make(request)
         except DeadEnvironment:

@@ -36,7 +36,9 @@ class Seeds:
         # Of one group of devices the axis has no name, since it has none in what JAX returns: calls that were first
         # given arrays with it would be compiled again.
         each = PartitionSpec("seed") if used > 1 else PartitionSpec()
-        self.specs = {0: each, BATCH: PartitionSpec("seed", None, parts.AXIS), None: PartitionSpec()}
+        # Without parts a batch is like all else: some of its arrays have no axis of rows.
+        batch = PartitionSpec("seed", None, parts.AXIS) if self.parts > 1 else each
+        self.specs = {0: each, BATCH: batch, None: PartitionSpec()}
         self.sharding, self.batch_sharding = (NamedSharding(self.mesh, self.specs[axis]) for axis in (0, BATCH))
 
     def put(self, arrays):

@@ -24,7 +24,7 @@ class DeadEnvironment(UserError):
     """An environment's process is gone."""
 
     def __init__(self):
-        super().__init__("an environment's process died, for want of memory perhaps; go on with --resume")
+        super().__init__("an environment's process died, for want of memory perhaps; a run goes on with --resume")
 
 
 class Stage:
@@ -103,12 +103,14 @@ def work(i: int, count: int, make, pipe, go, done) -> None:
             if rows.order[i] == CLOSE:
                 stage.env.close()
                 return
+            error = None
             try:
                 (rows.step if rows.order[i] == STEP else rows.reset)(i, stage)
             except Exception as e:
-                rows.failed[i] = True
-                pipe.send(portable(e))
+                rows.failed[i], error = True, portable(e)
             done.release()
+            if error:  # only now: a long one waits in the pipe until it is heard, and that is when all are done
+                pipe.send(error)
 
 
 def portable(error: Exception) -> Exception:
@@ -137,10 +139,10 @@ class Workers:
             self.processes.append(process)
         try:
             self.spaces = [self._hear(pipe) for pipe in self.pipes][0]
+            self.rows = Rows(self.count, self.spaces)
         except BaseException:  # the others would wait for ever, and with them the end of this process
             self.close()
             raise
-        self.rows = Rows(self.count, self.spaces)
         for pipe in self.pipes:
             pipe.send(self.rows.memory.name)
 

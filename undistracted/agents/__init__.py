@@ -63,7 +63,7 @@ AGENTS = {
     "repo": Entry(
         "RePo: predict rewards and latents, squeeze out the rest by a KL bottleneck; no reconstruction",
         partial(LatentAgent, RePo),
-        # Twice the model's rate, a price that begins tenfold and rises three times as fast, and moved pictures.
+        # Twice the model's rate, a beta that begins higher (tenfold for a walker) and rises faster, and moved pictures.
         {"tuned": dict(model_lr=6e-4, beta0=1e-4, beta_lr=3e-4, shift=4)},
     ),
     "dreamer": Entry(
