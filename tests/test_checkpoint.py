@@ -23,6 +23,7 @@ from undistracted.evaluation import Evaluation
 from undistracted.interrupt import drive
 from undistracted.learner import Learner
 from undistracted.rollout import Environments
+from undistracted.rundir import claimed
 from undistracted.training import Trainer
 from undistracted.workers import DeadEnvironment
 
@@ -93,10 +94,30 @@ def test_asked_to_stop(tmp_path, number):
     assert process.returncode == 0, said
     step = checkpoint.newest(tmp_path)
     assert "Traceback" not in said
-    assert said.splitlines()[-1] == f"stopped at step {step:,} and saved; go on with --resume --run {tmp_path}"
+    how = f"undistracted train --resume --run {tmp_path}"
+    assert said.splitlines()[-1] == f"stopped at step {step:,} and saved; go on with {how}"
     assert main(command(tmp_path, step + 20, "--resume")) == 0
     assert step + 20 <= checkpoint.newest(tmp_path) <= step + 21
     assert_rows_follow(tmp_path)
+
+
+def test_a_run_is_resumed_by_its_directory_alone(tmp_path, capsys):
+    assert main(command(tmp_path, 100, "--seed", "3")) == 0
+    done = checkpoint.newest(tmp_path)
+    assert main(["train", "--resume", "--run", str(tmp_path), "--steps", str(done + 20)]) == 0
+    assert checkpoint.newest(tmp_path) >= done + 20
+    before = (tmp_path / "config.json").read_text()
+    assert main(["train", "--resume", "--run", str(tmp_path), "--steps", "50"]) == 2
+    assert f"is at step {checkpoint.newest(tmp_path)} already" in capsys.readouterr().err
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_no_two_processes_train_into_one_directory(tmp_path, capsys):
+    with claimed(tmp_path):
+        assert main(command(tmp_path, 100)) == 2
+    assert f"error: process {os.getpid()} trains into {tmp_path}" in capsys.readouterr().err
+    with claimed(tmp_path):
+        pass
 
 
 def test_stopped_before_anything_is_learned(tmp_path, continuous, monkeypatch):
@@ -184,7 +205,7 @@ def test_what_was_learned_is_kept_unless_it_has_diverged(tmp_path, monkeypatch, 
         main(command(tmp_path, 200, "--checkpoint-every", "1000"))
     step = checkpoint.newest(tmp_path)
     assert 50 <= step <= 52
-    assert f"stopped at step {step} and saved; go on with --resume" in capsys.readouterr().err
+    assert f"stopped at step {step} and saved; go on with undistracted train --resume" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_log", diverge)
         assert main(command(tmp_path, 200, "--resume")) == 2

@@ -29,6 +29,8 @@ MISTAKES = {
     "no y": (["train", WALKER, "--agent", "denoised-mdp", "--denoised.y-state", "-1"], "--denoised.y-state is -1"),
     "policy": (["train", WALKER, "--actor-std", "0"], "--actor-std is 0.0; it must be above 0"),
     "price": (["train", WALKER, "--beta0", "0"], "--beta0 is 0.0; it must be above 0"),
+    "rate": (["train", WALKER, "--model-lr", "nan"], "--model-lr is nan"),
+    "discount": (["train", WALKER, "--gamma", "1.5"], "--gamma is 1.5; it must be between 0 and 1"),
     "balance": (["train", WALKER, "--r", "-1"], "--r is -1.0; it must not be negative"),
     "depth": (["train", WALKER, "--reward-depth", "-1"], "--reward-depth is -1"),
     "shrink": (["train", WALKER, "--shrink", "0"], "--shrink is 0"),
@@ -38,7 +40,7 @@ MISTAKES = {
     "discrete": (["train", "gym/CartPole-v1"], "Discrete actions"),
     "blind": (["train", "gym/toy:Blind-v0"], "shows no pixels"),
     "module": (["train", "gym/nosuchmodule:Env-v0"], "cannot import 'nosuchmodule'"),
-    "resume": (["train", WALKER, "--resume", "--run", "empty"], "no checkpoint in empty"),
+    "resume": (["train", WALKER, "--resume", "--run", "empty"], "empty is not a run directory"),
     "occupied": (["train", WALKER, "--run", "occupied"], "occupied already holds a run; continue it with --resume"),
     "another": (["train", "dmc/walker-run", "--resume", "--run", "occupied"], "occupied holds repo on dmc/walker-walk"),
     "changed": (

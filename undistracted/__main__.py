@@ -52,8 +52,11 @@ def run_train(args: list[str]) -> None:
 
     # Agent and preset decide the other defaults, which --help then shows; and, for some, the task does.
     agent, preset = value_of(args, "--agent") or "repo", value_of(args, "--preset") or "auto"
-    config = parse(Config, args, "train", preset_config(tyro.MISSING, preset, agent))
-    config = parse(Config, args, "train", preset_config(config.task, preset, agent))
+    if kept := saved(Config, args):
+        config = parse(Config, args, "train", kept)
+    else:
+        config = parse(Config, args, "train", preset_config(tyro.MISSING, preset, agent))
+        config = parse(Config, args, "train", preset_config(config.task, preset, agent))
     from undistracted.checkpoint import newest
     from undistracted.envs import check_task
     from undistracted.training import train
@@ -80,9 +83,8 @@ def run_adapt(args: list[str]) -> None:
 
     from undistracted.adapt.config import AdaptConfig, preset_adapt
 
-    preset, run = value_of(args, "--preset") or "paper", value_of(args, "--run")
-    task = AdaptConfig.load_run(Path(run)).task if run and "--resume" in args else tyro.MISSING
-    options = parse(AdaptConfig, args, "adapt", preset_adapt(tyro.MISSING, task, preset))
+    fresh = preset_adapt(tyro.MISSING, tyro.MISSING, value_of(args, "--preset") or "paper")
+    options = parse(AdaptConfig, args, "adapt", saved(AdaptConfig, args) or fresh)
     from undistracted.adapt.adapt import adapt
 
     if options.resume:
@@ -168,6 +170,12 @@ def value_of(args: list[str], flag: str) -> str | None:
         if arg.startswith(f"{flag}="):
             return arg.split("=", 1)[1]
     return None
+
+
+def saved(settings, args: list[str]):
+    """Those of the run that is named to be resumed, which need not be given once more."""
+    run = value_of(args, "--run")
+    return settings.load_run(Path(run)) if "--resume" in args and run else None
 
 
 def resumed(args: list[str], given, kept):

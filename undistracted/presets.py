@@ -73,6 +73,7 @@ PRESETS: dict[str, dict] = {
 
 NOT_NEGATIVE = "seed steps prefill shift foresight updates_per_step tia.inner_steps denoised.y_belief denoised.y_state"
 NOT_NEGATIVE += " tdmpc.samples tdmpc.proposals tdmpc.schedule tdmpc.shift r reward_depth"
+NOT_NEGATIVE += " model_lr beta_lr actor_lr critic_lr"
 POSITIVE = "seeds envs batch length horizon start_every eval_every eval_episodes eval_envs log_every checkpoint_every"
 POSITIVE += " belief state hidden shrink sac.frames sac.latent sac.actor_every sac.target_every sac.model_hidden"
 POSITIVE += " tdmpc.frames tdmpc.latent tdmpc.elites tdmpc.rounds tdmpc.target_every tdmpc.plan_every"
@@ -80,6 +81,7 @@ BOUNDS = [
     (lambda x: x >= 0, NOT_NEGATIVE.split(), "not be negative"),
     (lambda x: x >= 1, POSITIVE.split(), "be at least 1"),
     (lambda x: x > 0, ["image_std", "actor_std", "beta0", "sac.alpha0"], "be above 0"),
+    (lambda x: 0 <= x <= 1, ["gamma"], "be between 0 and 1"),
 ]
 
 

@@ -1,7 +1,10 @@
-"""A run's directory: begun once, and from then on resumed."""
+"""A run's directory: begun once, from then on resumed, and one process's at a time."""
 
+import contextlib
 import dataclasses
+import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -27,15 +30,47 @@ def prepare(config: Config) -> Config:
                 f"{run} holds {saved.agent} on {saved.task} with seed {saved.seed}; name the same to resume it, "
                 "or another --run"
             )
+        check_steps(run, config.steps)
         return dataclasses.replace(saved, steps=config.steps, run=str(run), resume=True)
+    config = complete(dataclasses.replace(config, run=str(run)))
     check_unused(run)
-    return complete(dataclasses.replace(config, run=str(run)))
+    return config
+
+
+def check_steps(run: Path, steps: int) -> None:
+    if steps < (done := checkpoint.steps(run)[-1]):
+        raise UserError(f"{run} is at step {done:,} already; give --steps {done} or more to resume it")
 
 
 def check_unused(run: Path) -> None:
     if checkpoint.steps(run):
         raise UserError(f"{run} already holds a run; continue it with --resume, or name another with --run")
     check_folder(run, "--run")
+
+
+@contextlib.contextmanager
+def claimed(run: Path):
+    """While this lasts, no other process trains into the directory. However this one ends, the system lets go of it;
+    a directory in which nothing came to be is gone again."""
+    run.mkdir(parents=True, exist_ok=True)
+    with open(run / ".lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise UserError(
+                f"process {lock.read()} trains into {run}; wait for it, end it, or name another folder with --run"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        try:
+            yield
+        finally:
+            if [path.name for path in run.iterdir()] == [".lock"]:
+                shutil.rmtree(run)
 
 
 def open_directory(config: Config, clips: dict, step: int, next_evaluation: int) -> int:

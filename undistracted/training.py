@@ -23,7 +23,7 @@ from undistracted.learner import Learner, all_finite
 from undistracted.logger import Terminal
 from undistracted.report import Report
 from undistracted.rollout import Diverged, Environments
-from undistracted.rundir import open_directory, prepare
+from undistracted.rundir import claimed, open_directory, prepare
 
 # What a checkpoint keeps of the loop.
 COUNTERS = "taken", "count", "debt", "next_evaluation", "elapsed"
@@ -35,11 +35,14 @@ def train(config: Config) -> dict:
 
 
 class Trainer:
+    verb = "train"
+
     def __init__(self, config: Config, request: Request | None = None):
         self.config, self.path, self.request = config, Path(config.run), request or Request()
         c = config
         clips = clip_names(c)
         with contextlib.ExitStack() as opened:  # closed where something fails before all is there
+            opened.enter_context(claimed(self.path))
             envs = Environments([c.env("train", seed) for seed in range(c.seeds) for _ in range(c.envs)], c.processes)
             opened.callback(envs.close)
             self.learner = self.make_learner(envs.action_size)
@@ -166,8 +169,7 @@ class Trainer:
         """Keep what was learned, whatever ends the run: an environment that raises or dies, a device that fails."""
         if self.step:
             with contextlib.suppress(Exception):  # what ended the run is what its user must hear of
-                self.save()
-                self._stopped(f"at step {self.step:,} and saved; go on with --resume --run {self.path}")
+                self._save_and_stop()
 
     def _restore(self, counters: dict) -> None:
         self.step = counters["step"]
@@ -178,13 +180,17 @@ class Trainer:
     def _finish(self) -> dict:
         """Save, evaluate the final policy, show the table; who asked for an end does not wait for an evaluation."""
         if self.stop:
-            self.save()
-            return self._stopped(f"at step {self.step:,} and saved; go on with --resume --run {self.path}")
+            return self._save_and_stop()
         self._checkpoint()
         self.evaluation.start(self.step)
         self._report(self.evaluation.finish())
         self.report.final(self.results, self.collector.random_returns, self.elapsed, self.learner.updates)
         return summarise(self.results)
+
+    def _save_and_stop(self) -> dict:
+        self.save()
+        how = f"undistracted {self.verb} --resume --run {self.path}"
+        return self._stopped(f"at step {self.step:,} and saved; go on with {how}")
 
     def _stopped(self, text: str) -> dict:
         self.terminal.close()

@@ -31,7 +31,7 @@ from undistracted.files import read_arrays
 from undistracted.interrupt import Request, drive
 from undistracted.learner import Learner
 from undistracted.presets import complete
-from undistracted.rundir import check_unused
+from undistracted.rundir import check_steps, check_unused
 from undistracted.training import Trainer
 
 COLLAPSED = 0.01  # of the source's spread
@@ -52,6 +52,7 @@ def prepare(options: AdaptConfig) -> tuple[AdaptConfig, Config]:
     if options.resume:
         saved = AdaptConfig.load_run(run)
         checkpoint.newest(run)
+        check_steps(run, options.steps)
         if (Path(saved.source).resolve(), saved.task) != (Path(options.source).resolve(), options.task):
             raise UserError(f"{run} holds an adaptation of {saved.source} to {saved.task}; name the same to resume it")
         return dataclasses.replace(saved, **changes), dataclasses.replace(Config.load_run(run), **changes)
@@ -87,6 +88,8 @@ def at_it(text: str):
 
 
 class Adaptation(Trainer):
+    verb = "adapt"
+
     def __init__(self, options: AdaptConfig, config: Config, request: Request | None = None):
         self.options, self.rows, self.before, self.collapsed = options, None, {}, False
         super().__init__(config, request)
