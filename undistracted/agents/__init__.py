@@ -67,12 +67,12 @@ AGENTS = {
         {"tuned": dict(model_lr=6e-4, beta0=1e-4, beta_lr=3e-4, shift=4)},
     ),
     "dreamer": Entry(
-        "Dreamer: tell the whole picture and the reward from the latents",
+        "Dreamer: reconstruct the whole picture and predict the reward from the latents",
         partial(LatentAgent, Dreamer),
         {"original": DREAMER | dict(steps=2_500_000, replay_size=2_500_000)},
     ),
     "tia": Entry(
-        "TIA: two streams tell the picture together, one of which must not know the reward",
+        "TIA: two streams reconstruct the picture together, one of which must not know the reward",
         partial(LatentAgent, TIA),
         OWN_PIXELS | {"original": DREAMER | dict(channels=(26, 52, 104, 208))},
     ),
@@ -93,7 +93,7 @@ AGENTS = {
         TDMPC_DOMAINS,
     ),
     "deepmdp": Entry(
-        "DeepMDP: soft actor-critic whose latents also foretell the reward and the next latent",
+        "DeepMDP: soft actor-critic whose latents also predict the reward and the next latent",
         partial(SAC, DeepMDP),
         SAC_PRESETS,
     ),
