@@ -105,6 +105,17 @@ def test_rendering_is_the_observation_where_there_is_no_picture():
     assert (frame[:31] == 0).all() and (frame[33:] == 200).all()
 
 
+@pytest.mark.parametrize(
+    "text, words",
+    [("\nx = 1 / 0\n", "ZeroDivisionError: division by zero \\(slip.py, line 2\\)"), ("def f(:", "line 1")],
+)
+def test_a_mistake_in_ones_own_module_is_told_with_its_place(tmp_path, monkeypatch, text, words):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slip.py").write_text(text)
+    with pytest.raises(UserError, match=f"cannot import 'slip' for task 'gym/slip:Own-v0': .*{words}"):
+        find_spec("slip:Own-v0")
+
+
 def test_a_module_in_the_working_directory_need_not_be_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "own_robot.py").write_text("import gymnasium\ngymnasium.register('Own-v0', 'toy:Steady')\n")

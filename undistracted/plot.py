@@ -100,7 +100,8 @@ def read(arguments: list[str], split: str, steps: int | None) -> list[Point]:
             if steps is None or step <= steps:
                 episodes[task, name, wanted, step][seed].append(reward)
     if not episodes:
-        raise UserError(f"no evaluation to draw in {', '.join(arguments) or 'nothing: name a run directory'}")
+        where = f"no evaluation to draw in {', '.join(arguments)}" if arguments else "no run to draw"
+        raise UserError(f"{where}; name a run directory that has one")
     return [
         Point(*place, len(seeds), *interval([np.mean(returns) for returns in seeds.values()]))
         for place, seeds in sorted(episodes.items())

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import traceback
 
 import gymnasium
 import numpy as np
@@ -65,14 +66,23 @@ def find_spec(env_id: str):
         if module:
             if os.getcwd() not in sys.path:  # a file of one's own need not be installed
                 sys.path.append(os.getcwd())
-            importlib.import_module(module)
+            imported(module, env_id)
         if name not in gymnasium.registry:  # `Ant` stands for its newest version
             return gymnasium.spec(f"{name}-v{newest(name)}")
         return gymnasium.spec(name)
-    except ImportError as error:
-        raise UserError(f"cannot import '{module}' for task 'gym/{env_id}': {error}") from error
     except gymnasium.error.Error as error:
         raise UserError(f"no Gymnasium environment '{env_id}'{did_you_mean(name, gymnasium.registry)}") from error
+
+
+def imported(module: str, env_id: str):
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a mistake in the user's own file is told as one, with its place
+        what = f"{error}"
+        if not isinstance(error, ImportError | SyntaxError):  # whose texts have it
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}, line {place.lineno})"
+        raise UserError(f"cannot import '{module}' for task 'gym/{env_id}': {what}") from error
 
 
 def newest(name: str):
