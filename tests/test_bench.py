@@ -74,7 +74,7 @@ def test_what_is_known_is_printed_when_the_rest_is_stopped(monkeypatch, capsys):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "measure", lambda *_: [{"update_ms": 1.0}, {"paper_run_minutes": 2.0}])
+    monkeypatch.setattr(bench, "measure", lambda *_: [("update_ms", 1.0), ("paper_run_minutes", 2.0)])
     monkeypatch.setattr(bench, "measure_adaptation", stopped)
     assert main(["bench", "--preset", "debug", "--json"]) == 130
     result = json.loads(capsys.readouterr().out)

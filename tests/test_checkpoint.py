@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-from functools import partial
 
 import jax
 import numpy as np
@@ -19,13 +18,9 @@ from undistracted import checkpoint, training
 from undistracted.__main__ import main
 from undistracted.config import Config
 from undistracted.errors import UserError
-from undistracted.evaluation import Evaluation
-from undistracted.interrupt import drive
 from undistracted.learner import Learner
 from undistracted.rollout import Environments
-from undistracted.rundir import claimed
 from undistracted.training import Trainer
-from undistracted.workers import DeadEnvironment
 
 
 def command(run, steps, *more):
@@ -99,25 +94,6 @@ def test_asked_to_stop(tmp_path, number):
     assert main(command(tmp_path, step + 20, "--resume")) == 0
     assert step + 20 <= checkpoint.newest(tmp_path) <= step + 21
     assert_rows_follow(tmp_path)
-
-
-def test_a_run_is_resumed_by_its_directory_alone(tmp_path, capsys):
-    assert main(command(tmp_path, 100, "--seed", "3")) == 0
-    done = checkpoint.newest(tmp_path)
-    assert main(["train", "--resume", "--run", str(tmp_path), "--steps", str(done + 20)]) == 0
-    assert checkpoint.newest(tmp_path) >= done + 20
-    before = (tmp_path / "config.json").read_text()
-    assert main(["train", "--resume", "--run", str(tmp_path), "--steps", "50"]) == 2
-    assert f"is at step {checkpoint.newest(tmp_path)} already" in capsys.readouterr().err
-    assert (tmp_path / "config.json").read_text() == before
-
-
-def test_no_two_processes_train_into_one_directory(tmp_path, capsys):
-    with claimed(tmp_path):
-        assert main(command(tmp_path, 100)) == 2
-    assert f"error: process {os.getpid()} trains into {tmp_path}" in capsys.readouterr().err
-    with claimed(tmp_path):
-        pass
 
 
 def test_stopped_before_anything_is_learned(tmp_path, continuous, monkeypatch):
@@ -229,38 +205,3 @@ def test_what_has_diverged_replaces_no_checkpoint(tmp_path, monkeypatch, capsys)
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: the policy or what it learns from is not finite") and "lower rates" in error
     assert checkpoint.newest(tmp_path) == 100
-
-
-def test_who_asked_for_an_end_does_not_wait_for_an_evaluation(tmp_path, monkeypatch):
-    """An episode on a robot may take minutes. The evaluation is begun again on resume."""
-    advance = Trainer._advance
-
-    def stop_while_it_runs(self):
-        advance(self)
-        if self.step > 100 and self.evaluation.running:
-            self.request.stop = True
-
-    def finish(self):
-        raise AssertionError("waited")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_advance", stop_while_it_runs)
-        assert main(command(tmp_path, 100)) == 0
-        patch.setattr(Evaluation, "finish", finish)
-        assert main(command(tmp_path, 200, "--resume")) == 0
-    step = checkpoint.newest(tmp_path)
-    assert 100 < step < 200
-    assert checkpoint.load(tmp_path, Learner(Config.load_run(tmp_path), 6))["next_evaluation"] == 100
-
-
-def test_an_environment_that_ctrl_c_ended_while_it_was_made_is_no_mistake():
-    """It is told to leave Ctrl-C alone only once it runs."""
-
-    def make(request, asked):
-        request.stop = asked
-        raise DeadEnvironment
-
-    with pytest.raises(KeyboardInterrupt):
-        drive(partial(make, asked=True))
-    with pytest.raises(DeadEnvironment):
-        drive(partial(make, asked=False))

@@ -22,7 +22,7 @@ def test_products_of_an_update_are_spread_over_cpu_cores(monkeypatch):
     assert "dot" in program()
 
 
-def test_an_update_in_sync_is_of_the_same_bits_on_a_gpu():
+def test_sync_asks_a_gpu_for_the_same_bits():
     gpu = [SimpleNamespace(platform="gpu")]
     assert compiler_options(gpu, sync=True) == compiler.SAME_BITS, "which this compiler knows"
     assert compiler_options(gpu) is None

@@ -71,11 +71,10 @@ def figures(options: BenchConfig, heed: Callable[[], None]) -> Iterator[dict]:
     machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
     say(f"{options.agent} at preset {preset} on {machine}")
     yield {"machine": machine, "agent": options.agent, "preset": preset}
-    yield from measure(config(), options.updates)
-    for figure in measure(config(seeds=SEEDS), options.updates):
-        for name, value in figure.items():
-            each = name == "update_ms"  # all others are of all seeds
-            yield {f"update_ms_per_seed_{SEEDS}": value / SEEDS} if each else {f"{name}_{SEEDS}_seeds": value}
+    yield from ({name: value} for name, value in measure(config(), options.updates))
+    for name, value in measure(config(seeds=SEEDS), options.updates):
+        each = name == "update_ms"
+        yield {f"update_ms_per_seed_{SEEDS}": value / SEEDS} if each else {f"{name}_{SEEDS}_seeds": value}
     if isinstance(make_agent(config(), ACTIONS), LatentAgent):  # others cannot be adapted
         yield measure_adaptation(config(), options.updates)
     with environments(config(envs=1)) as envs:
@@ -86,15 +85,16 @@ def figures(options: BenchConfig, heed: Callable[[], None]) -> Iterator[dict]:
         yield {"agents": lone_update_times({name: config(name) for name in AGENTS}, options.updates, heed)}
 
 
-def measure(config: Config, updates: int) -> Iterator[dict]:
-    """All rates of one configuration, one after the other."""
+def measure(config: Config, updates: int) -> Iterator[tuple[str, float | None]]:
+    """All rates of one configuration, one after the other; of several seeds, the environments' is of all together, and
+    that from end to end of each."""
     say(f"measuring {config.seeds} seed{'s' * (config.seeds > 1)}")
     gc.collect()  # a learner's compiled calls refer to it: what was measured before would stay
 
-    def known(name: str, value: float | None) -> dict:
+    def known(name: str, value: float | None) -> tuple[str, float | None]:
         if value is not None:
             say(f"  {name} {value:,.2f}")
-        return {name: value}
+        return name, value
 
     with environments(config) as envs:
         yield known("env_steps_per_s", environment_rate(envs))

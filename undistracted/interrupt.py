@@ -3,14 +3,15 @@
 import contextlib
 import os
 import signal
-import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 from undistracted.rollout import Diverged
 from undistracted.workers import DeadEnvironment
 
-SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
+SHOW_CURSOR = b"\x1b[?25h"  # which a progress bar hides
+ONE_PRESS = 1.0  # seconds: what ends a process may tell it and its group, which are two signals for one
 
 
 class Request:
@@ -27,15 +28,16 @@ class Request:
 @contextlib.contextmanager
 def asked_to_stop():
     """While this lasts, Ctrl-C and SIGTERM are a request, for a clean end; a second one ends the process at once."""
-    request = Request()
+    request, asked = Request(), None
 
     def ask(number, frame):
-        if request.stop:  # no exception: JAX, interrupted where it happens to be, may not survive it
-            if sys.stderr.isatty():
-                sys.stderr.write(SHOW_CURSOR)
-            sys.stderr.flush()
+        nonlocal asked
+        now, request.stop = time.monotonic(), True
+        asked = asked or now
+        if now - asked > ONE_PRESS:  # no exception: JAX, interrupted anywhere, may not survive it
+            if os.isatty(2):
+                os.write(2, SHOW_CURSOR)
             os._exit(128 + number)
-        request.stop = True
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
