@@ -125,7 +125,14 @@ inline unsigned __shfl_sync(unsigned, unsigned x, int lane) {
     return x;
 }
 
-inline void __syncwarp() { block->warps[threadIdx.x / 32].barrier.wait(); }
+inline int __any_sync(unsigned, bool x) {
+    Warp& warp = block->warps[threadIdx.x / 32];
+    warp.value[threadIdx.x % 32] = x;
+    warp.barrier.wait();
+    const bool any = std::any_of(warp.value, warp.value + 32, [](unsigned y) { return y; });
+    warp.barrier.wait();
+    return any;
+}
 
 inline void make(Gate* gate, int count) { *gate = {(short)count, (short)count, 0}; }
 inline void publish_gates() {}

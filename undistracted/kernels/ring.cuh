@@ -18,7 +18,7 @@ __device__ inline unsigned shared(const void* x) { return (unsigned)__cvta_gener
 
 __device__ inline uint2 ask_near(const uint2* x) {
     uint2 y;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(y.x), "=r"(y.y) : "r"(shared(x)));
+    asm volatile("ld.volatile.shared.v2.u32 {%0,%1}, [%2];" : "=r"(y.x), "=r"(y.y) : "r"(shared(x)));
     return y;
 }
 
@@ -107,10 +107,11 @@ struct Ring {
 
     __device__ const uint2* here() const { return memory + stage * STAGE * 32 + threadIdx.x % 32; }
 
-    // This warp is done with a stage, which may be filled anew once all are.
-    __device__ void leave(int old) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(empty + old);
+    // This warp is done with a stage, which may be filled anew once all are. Copies do not wait for loads that are under
+    // way, and products that would may be put off beyond the arrival. So which lane arrives is known only when `last`,
+    // what the lanes asked for last, is there.
+    __device__ void leave(int old, uint2 last) {
+        if (threadIdx.x % 32 == __any_sync(~0u, last.x == 1)) arrive(empty + old);
     }
 
     // sums(tile) += rows x weight, of which `x` has as many slabs. Weights are asked for a few tiles before they are
@@ -150,7 +151,7 @@ struct Ring {
                 multiply_tile(sums(j), rows, w[j % AHEAD]);
                 if (j + AHEAD < W::tiles) w[j % AHEAD] = ask_near(weight + (j + AHEAD) * 32);
             }
-            if (last) leave(old);
+            if (last) leave(old, w[(W::tiles - 1) % AHEAD]);
             weight = next_slab;
         }
     }
@@ -171,7 +172,7 @@ struct Ring {
             for (int j = 0; j < T; j++) w[j] = ask_near(weight + j * 32);
 #pragma unroll
             for (int j = 0; j < T; j++) multiply_tile(sums[j], rows, w[j]);
-            if (slab % many<W> == many<W> - 1 || slab == W::slabs - 1) leave(stage), next();
+            if (slab % many<W> == many<W> - 1 || slab == W::slabs - 1) leave(stage, w[T - 1]), next();
         }
     }
 
