@@ -16,6 +16,8 @@ using Tiles = unsigned[T][2];  // the same, rounded
 #ifndef ON_CPU
 __device__ inline unsigned shared(const void* x) { return (unsigned)__cvta_generic_to_shared(x); }
 
+// Volatile, so that the compiler keeps these loads in order. A warp's loads from shared memory come back in order: when
+// the last is there, all are (`leave`).
 __device__ inline uint2 ask_near(const uint2* x) {
     uint2 y;
     asm volatile("ld.volatile.shared.v2.u32 {%0,%1}, [%2];" : "=r"(y.x), "=r"(y.y) : "r"(shared(x)));
@@ -107,16 +109,17 @@ struct Ring {
 
     __device__ const uint2* here() const { return memory + stage * STAGE * 32 + threadIdx.x % 32; }
 
-    // This warp is done with a stage, which may be filled anew once all are. Copies do not wait for loads that are under
-    // way, and products that would may be put off beyond the arrival. So which lane arrives is known only when `last`,
-    // what the lanes asked for last, is there.
-    __device__ void leave(int old, uint2 last) {
-        if (threadIdx.x % 32 == __any_sync(~0u, last.x == 1)) arrive(empty + old);
+    // This warp is done with a stage, which is filled anew once all warps are. The copy that fills it does not wait for
+    // loads that are still under way, and the compiler may move the products, which wait for them, behind the arrival.
+    // So the arrival itself depends on what each lane loaded last: whether lane 0 or lane 1 arrives is known only when
+    // that is there. An empty asm of it would not do: the compiler drops it.
+    __device__ void leave(int old, uint2 loaded) {
+        if (threadIdx.x % 32 == __any_sync(~0u, loaded.x == 1)) arrive(empty + old);
     }
 
     // sums(tile) += rows x weight, of which `x` has as many slabs. Weights are asked for a few tiles before they are
-    // needed, those of the next slab too, and whether its stage is full even before. What is asked for behind the last
-    // slab nobody uses.
+    // needed, those of the next slab too, and whether its stage is full even before. Behind the last slab, too, some are
+    // asked for, perhaps while their stage is being filled: nobody uses them.
     template <class W, class X, class To>
     __device__ void multiply(const X& x, To sums) {
         constexpr int AHEAD = W::tiles < 6 ? W::tiles : 6, EARLY = (W::tiles - AHEAD) / 2;
@@ -151,7 +154,7 @@ struct Ring {
                 multiply_tile(sums(j), rows, w[j % AHEAD]);
                 if (j + AHEAD < W::tiles) w[j % AHEAD] = ask_near(weight + (j + AHEAD) * 32);
             }
-            if (last) leave(old, w[(W::tiles - 1) % AHEAD]);
+            if (last) leave(old, w[(W::tiles - 1) % AHEAD]);  // the slab's last tile
             weight = next_slab;
         }
     }
