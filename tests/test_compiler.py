@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax
 
 from undistracted import compiler
-from undistracted.compiler import compiler_options
+from undistracted.compiler import same_bits, update_options
 
 
 def test_products_of_an_update_are_spread_over_cpu_cores(monkeypatch):
@@ -13,16 +13,18 @@ def test_products_of_an_update_are_spread_over_cpu_cores(monkeypatch):
     x, weight, devices = jax.numpy.ones((320, 96)), jax.numpy.ones((96, 96)), jax.devices()[:1]
 
     def program():
-        return jax.jit(jax.numpy.dot, compiler_options=compiler_options(devices)).lower(x, weight).compile().as_text()
+        return jax.jit(jax.numpy.dot, compiler_options=update_options(devices)).lower(x, weight).compile().as_text()
 
     assert "ynn" not in program()
-    assert compiler_options(jax.devices()[:2]) == compiler.WIDE != compiler_options(devices)
+    assert update_options(jax.devices()[:2]) == compiler.WIDE != update_options(devices)
     monkeypatch.setattr(compiler, "ONE_CPU_DEVICE", {"xla_cpu_of_another_version": True})
-    assert compiler_options(devices) is None
+    assert update_options(devices) is None
     assert "dot" in program()
 
 
 def test_sync_asks_a_gpu_for_the_same_bits():
-    gpu = [SimpleNamespace(platform="gpu")]
-    assert compiler_options(gpu, sync=True) == compiler.SAME_BITS, "which this compiler knows"
-    assert compiler_options(gpu) is None
+    gpu, cpu = [SimpleNamespace(platform="gpu")], jax.devices()
+    for options in (same_bits, update_options):
+        assert options(gpu, sync=True) == compiler.SAME_BITS, "which this compiler knows"
+        assert options(gpu, sync=False) is None
+    assert same_bits(cpu, sync=True) is None

@@ -7,18 +7,24 @@ WIDE = {"xla_cpu_prefer_vector_width": "512"}
 # On one device for all cores products not by XLA's newer library, which computes one of a few hundred rows, as
 # imagination has them, on one core: Eigen spreads it.
 ONE_CPU_DEVICE = WIDE | {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-# On a GPU nothing that adds up in another order each time, as convolutions of its library may.
-SAME_BITS = {"xla_gpu_exclude_nondeterministic_ops": True}
+# On a GPU nothing that adds up in another order each time, as convolutions of its library may, and no choice between
+# operations by their time, which another compilation may decide otherwise.
+SAME_BITS = {"xla_gpu_deterministic_ops": True}
 
 
-def compiler_options(devices, sync: bool = False) -> dict | None:
-    """Of an update. A compiler that does not know them goes without."""
-    if devices[0].platform == "cpu":
-        options = ONE_CPU_DEVICE if len(devices) == 1 else WIDE
-    else:
-        options = SAME_BITS if sync else None
-    if options is None:
-        return None
+def same_bits(devices, sync: bool) -> dict | None:
+    """Of all that computes, where the same seed is to give the same bits; a CPU gives them in any case."""
+    return known(SAME_BITS) if sync and devices[0].platform != "cpu" else None
+
+
+def update_options(devices, sync: bool = False) -> dict | None:
+    if devices[0].platform != "cpu":
+        return same_bits(devices, sync)
+    return known(ONE_CPU_DEVICE if len(devices) == 1 else WIDE)
+
+
+def known(options: dict) -> dict | None:
+    """A compiler that does not know them goes without."""
     try:
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except jax.errors.JaxRuntimeError:

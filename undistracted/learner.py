@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from undistracted import priorities
 from undistracted import replay as ring
 from undistracted.agents import make_agent
-from undistracted.compiler import compiler_options
+from undistracted.compiler import same_bits, update_options
 from undistracted.config import Config
 from undistracted.data import Batch
 from undistracted.memory import keep_freed_memory
@@ -105,13 +105,15 @@ class Learner:
             return body(0, carry) if self.block == 1 else jax.lax.fori_loop(0, self.block, body, carry)
 
         axes, self._act = (0, 0, 0, 0, 0, None), {}
+        options = dict(compiler_options=same_bits(seeds.devices, self.config.sync))
         for explore in (True, False):
-            self._act[explore] = jax.jit(seeds.spread(seeds.map(partial(act_one, explore=explore), axes), axes))
+            act = seeds.spread(seeds.map(partial(act_one, explore=explore), axes), axes)
+            self._act[explore] = jax.jit(act, **options)
         self._add = jax.jit(home.spread(home.map(add_one), (0, 0)), donate_argnums=0)
         self._sample = jax.jit(home.spread(sample, (0, 0, None)))
         self._rate = jax.jit(home.spread(rate, (0, 0, 0)), donate_argnums=0)
         axes = (0, 0, BATCH, 0, None, 0)
-        options = dict(compiler_options=compiler_options(seeds.devices, self.config.sync))
+        options = dict(compiler_options=update_options(seeds.devices, self.config.sync))
         self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1), **options)
         self._block = jax.jit(seeds.spread(block, (0, 0, 0, 0, 0, None, 0)), donate_argnums=(0, 1, 2), **options)
 
