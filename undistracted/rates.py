@@ -11,7 +11,7 @@ from undistracted.data import Batch, by_seed
 from undistracted.learner import Learner
 from undistracted.rollout import Environments
 
-ROUNDS = 5  # of updates that are timed; one alone is thrown off by whatever else the machine does meanwhile
+ROUNDS = 5  # that are timed; one alone is thrown off by whatever else the machine does meanwhile
 
 
 def fill(learner: Learner, config: Config) -> None:
@@ -56,28 +56,31 @@ def policy_time(learner: Learner, config: Config, repeats: int = 50) -> float:
 
 
 def environment_rate(envs: Environments, repeats: int = 200) -> float:
-    rng = np.random.default_rng(0)
+    """Of all environments together: the median of rounds."""
+    rng, rates = np.random.default_rng(0), []
     envs.reset(list(range(envs.count)))
-    for repeat in range(repeats + 10):
-        if repeat == 10:
-            began = time.perf_counter()
-        envs.send(rng.uniform(-1, 1, (envs.count, envs.action_size)))
-        envs.receive()
-    return repeats * envs.count / (time.perf_counter() - began)
+    for _ in range(1 + ROUNDS):
+        began = time.perf_counter()
+        for _ in range(repeats):
+            envs.send(rng.uniform(-1, 1, (envs.count, envs.action_size)))
+            envs.receive()
+        rates.append(repeats * envs.count / (time.perf_counter() - began))
+    return median(rates[1:])
 
 
 def end_to_end_rate(learner: Learner, envs: Environments, config: Config, repeats: int = 50) -> float:
-    """Acting, learning, stepping and storing as in training, without evaluations."""
-    row, debt = by_seed(envs.reset(list(range(envs.count))), config.seeds), 0.0
+    """Acting, learning, stepping and storing as in training, without evaluations: the median of rounds."""
+    row, debt, rates = by_seed(envs.reset(list(range(envs.count))), config.seeds), 0.0, []
     carry = learner.initial_carry(config.envs)
-    for repeat in range(repeats):
-        action, carry = learner.act(carry, row, repeat)
-        debt += config.updates_per_step * config.envs
-        debt -= learner.update(debt)
-        envs.send(np.asarray(action).reshape(envs.count, -1))
-        if repeat == 0:
-            began = time.perf_counter()
-        row = by_seed(envs.receive()[0], config.seeds)
-        learner.add(row)
-    jax.block_until_ready(learner.state)
-    return repeats * config.envs / (time.perf_counter() - began)
+    for first in range(0, (1 + ROUNDS) * repeats, repeats):
+        began = time.perf_counter()
+        for count in range(first, first + repeats):
+            action, carry = learner.act(carry, row, count)
+            debt += config.updates_per_step * config.envs
+            debt -= learner.update(debt)
+            envs.send(np.asarray(action).reshape(envs.count, -1))
+            row = by_seed(envs.receive()[0], config.seeds)
+            learner.add(row)
+        jax.block_until_ready(learner.state)
+        rates.append(repeats * config.envs / (time.perf_counter() - began))
+    return median(rates[1:])
