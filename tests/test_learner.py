@@ -211,8 +211,9 @@ def test_reward_is_learnt_from_the_picture(config):
 
 
 def test_bfloat16_and_float32_losses_agree(tiny, alone):
-    """After three updates from the same parameters and rows: to a hundredth, which is bfloat16's precision added up."""
+    """After three updates from the same parameters and rows: to two thousandths, or half of one, where bfloat16 rounds
+    each number to four."""
     _, metrics = trained(tiny(seed=1, precision="bfloat16"))
     for name in ("reward_loss", "kl", "critic_loss", "actor_loss", "imagined_return", "value"):
-        assert metrics[0][name] == pytest.approx(alone[1][0][name], rel=1e-2, abs=1e-2), name
+        assert metrics[0][name] == pytest.approx(alone[1][0][name], rel=2e-3, abs=5e-4), name
     assert metrics[0]["kl"] != pytest.approx(alone[1][0]["kl"], rel=1e-5), "products are rounded"

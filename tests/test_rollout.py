@@ -10,6 +10,7 @@ from toy import COUNTING, STEADY, Broken, Noted, Steady, episodes_of, follow
 
 from undistracted import workers
 from undistracted.errors import UserError
+from undistracted.learner import Learner
 from undistracted.presets import preset_config
 from undistracted.rollout import Environments
 from undistracted.rundir import prepare
@@ -95,15 +96,33 @@ def test_steps_are_a_seeds_share(tmp_path):
     assert trainer.step == steps // 2
 
 
-def test_a_seed_among_others_collects_what_it_collects_alone(tmp_path):
-    (together, alone) = collect(tmp_path / "two", STEADY, seeds=2), collect(tmp_path / "one", STEADY, seed=1)
-    assert together.step == alone.step
-    for many, single in zip(columns(together)[1], columns(alone)[0], strict=True):
+def test_a_seed_among_others_does_what_it_does_alone(tmp_path, monkeypatch):
+    """A whole run, from its environments to its parameters, with --sync in float32. Both are of one device, so that
+    only the mapping over seeds rounds otherwise."""
+    device = jax.devices()[:1]
+    monkeypatch.setattr(Trainer, "make_learner", lambda self, size: Learner(self.config, size, devices=device))
+    settings = dict(sync=True, updates_per_step=0.2, precision="float32")
+    together = collect(tmp_path / "four", STEADY, seeds=4, **settings)
+    alone = collect(tmp_path / "one", STEADY, seed=2, **settings)
+    assert together.step == alone.step and together.learner.updates == alone.learner.updates == 24
+    for many, single in zip(columns(together)[2], columns(alone)[0], strict=True):
         facts, expected = follow(many, Steady), follow(single, Steady)
         assert [fact[:3] for fact in facts] == [fact[:3] for fact in expected]
         np.testing.assert_allclose(many.action, single.action, atol=1e-5)
     other = follow(columns(together)[0][0], Steady)
     assert {fact.seed for fact in other}.isdisjoint(fact.seed for fact in facts)
+    parameters = [jax.tree.leaves(trainer.learner.state.policy) for trainer in (together, alone)]
+    for many, single in zip(*parameters, strict=True):
+        apart, from_another = (np.linalg.norm(many[seed] - single[0]) for seed in (2, 1))
+        assert apart <= 1e-3 * from_another
+
+
+def test_sync_gives_the_same_bits(tmp_path):
+    settings = dict(sync=True, updates_per_step=0.2, envs=2)
+    once, again = (collect(tmp_path / name, STEADY, **settings).learner for name in ("once", "again"))
+    assert once.updates >= 20
+    for x, y in zip(*(jax.tree.leaves((learner.state, learner.replay)) for learner in (once, again)), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @both_ways
