@@ -31,6 +31,17 @@ ADAPTATION = ["adapt_step_ms", "adapt_run_minutes"]
 WHOLE = {"repo": KEYS + ADAPTATION, "dbc": KEYS}
 
 
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [("processor\t: 0\nmodel name\t: Quick 7: a CPU\n", "Quick 7: a CPU"), ("CPU part\t: 0xd0c\n", "cpu")],
+)
+def test_a_cpu_has_its_own_name_where_linux_knows_it(tmp_path, monkeypatch, facts, name):
+    monkeypatch.setattr(bench, "CPU_FACTS", tmp_path / "cpuinfo")
+    assert bench.device_name() == "cpu", "without any facts"
+    (tmp_path / "cpuinfo").write_text(facts)
+    assert bench.device_name() == name
+
+
 @pytest.mark.parametrize(("agent", "keys"), WHOLE.items())
 def test_bench_reports_every_rate_as_json(capsys, agent, keys):
     """Of an agent without a world model, which cannot be adapted, too."""

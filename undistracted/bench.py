@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -28,6 +29,7 @@ PAPER_STEPS = 500_000
 ADAPT_STEPS, PAIRS = 50_000, 5_000  # of an adaptation, as in the paper
 SEEDS = 4  # trained at once, where several are
 GROWING = "batch", "length", "horizon"  # settings that an update's time is measured against
+CPU_FACTS = Path("/proc/cpuinfo")
 ACTIONS = 6  # of the learners that are measured without environments
 
 
@@ -68,7 +70,7 @@ def figures(options: BenchConfig, heed: Callable[[], None]) -> Iterator[dict]:
         return complete(preset_config(options.task, options.preset, agent, **changes))
 
     preset = config().preset
-    machine = f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}"
+    machine = f"{device_name()}, {os.cpu_count()} cores, JAX {jax.__version__}"
     say(f"{options.agent} at preset {preset} on {machine}")
     yield {"machine": machine, "agent": options.agent, "preset": preset}
     yield from ({name: value} for name, value in measure(config(), options.updates))
@@ -83,6 +85,15 @@ def figures(options: BenchConfig, heed: Callable[[], None]) -> Iterator[dict]:
         yield from ({"growth": costs} for costs in growth(config, options.updates, heed))
     if options.agents:
         yield {"agents": lone_update_times({name: config(name) for name in AGENTS}, options.updates, heed)}
+
+
+def device_name() -> str:
+    """Of what learns. JAX calls every CPU "cpu"; Linux mostly knows more."""
+    device = jax.devices()[0]
+    facts = CPU_FACTS.read_text() if device.platform == "cpu" and CPU_FACTS.exists() else ""
+    return next(
+        (line.partition(": ")[2] for line in facts.split("\n") if line.startswith("model name")), device.device_kind
+    )
 
 
 def measure(config: Config, updates: int) -> Iterator[tuple[str, float | None]]:
