@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 
+import jax
 import pytest
 from toy import STEADY
 
@@ -36,6 +37,8 @@ WHOLE = {"repo": KEYS + ADAPTATION, "dbc": KEYS}
     [("processor\t: 0\nmodel name\t: Quick 7: a CPU\n", "Quick 7: a CPU"), ("CPU part\t: 0xd0c\n", "cpu")],
 )
 def test_a_cpu_has_its_own_name_where_linux_knows_it(tmp_path, monkeypatch, facts, name):
+    cpus = jax.devices("cpu")
+    monkeypatch.setattr(bench.jax, "devices", lambda: cpus)
     monkeypatch.setattr(bench, "CPU_FACTS", tmp_path / "cpuinfo")
     assert bench.device_name() == "cpu", "without any facts"
     (tmp_path / "cpuinfo").write_text(facts)

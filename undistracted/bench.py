@@ -91,9 +91,8 @@ def device_name() -> str:
     """Of what learns. JAX calls every CPU "cpu"; Linux mostly knows more."""
     device = jax.devices()[0]
     facts = CPU_FACTS.read_text() if device.platform == "cpu" and CPU_FACTS.exists() else ""
-    return next(
-        (line.partition(": ")[2] for line in facts.split("\n") if line.startswith("model name")), device.device_kind
-    )
+    names = [line.partition(": ")[2] for line in facts.split("\n") if line.startswith("model name")]
+    return names[0] if names else device.device_kind
 
 
 def measure(config: Config, updates: int) -> Iterator[tuple[str, float | None]]:
