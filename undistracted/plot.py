@@ -125,7 +125,8 @@ def draw(points: list[Point], names: list[str], path: Path) -> None:
     tasks = list(dict.fromkeys((p.task, p.split) for p in points))
     columns = min(len(tasks), 3)
     rows = -(-len(tasks) // columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(1.5 + 4.5 * columns, 3.8 * rows), squeeze=False)
+    size = (1.5 + 4.5 * columns, 3.8 * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat[len(tasks) :]:
         axis.remove()
     for (task, split), axis in zip(tasks, axes.flat, strict=False):
@@ -142,7 +143,6 @@ def draw(points: list[Point], names: list[str], path: Path) -> None:
     for axis in axes[:, 0]:
         axis.set_ylabel("return")
     figure.legend(*legend(axes.flat[: len(tasks)]), loc="outside right center", fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1 - 1.5 / figure.get_figwidth(), 1))
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
