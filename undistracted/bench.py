@@ -1,15 +1,13 @@
 """Rates of this machine: the learner's update, the policy's step, the environments, and all of them together."""
 
 import contextlib
-import dataclasses
 import gc
 import os
-import sys
+import resource
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -18,19 +16,18 @@ from undistracted.adapt.agent import AdaptingAgent, Data
 from undistracted.adapt.config import preset_adapt
 from undistracted.agents import AGENTS, make_agent
 from undistracted.agents.latent import LatentAgent
+from undistracted.collector import environments
 from undistracted.config import Config
 from undistracted.data import IMAGE
+from undistracted.growth import ACTIONS, growth, lone_update_times
 from undistracted.learner import Learner
-from undistracted.presets import complete, on_gpu, preset_config
-from undistracted.rates import compile_time, end_to_end_rate, environment_rate, fill, policy_time, update_time
-from undistracted.rollout import Environments
+from undistracted.presets import complete, preset_config
+from undistracted.rates import compile_time, end_to_end_rate, environment_rate, fill, policy_time, say, update_time
 
 PAPER_STEPS = 500_000
 ADAPT_STEPS, PAIRS = 50_000, 5_000  # of an adaptation, as in the paper
 SEEDS = 4  # trained at once, where several are
-GROWING = "batch", "length", "horizon"  # settings that an update's time is measured against
 CPU_FACTS = Path("/proc/cpuinfo")
-ACTIONS = 6  # of the learners that are measured without environments
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def figures(options: BenchConfig, heed: Callable[[], None]) -> Iterator[dict]:
         yield {f"update_ms_per_seed_{SEEDS}": value / SEEDS} if each else {f"{name}_{SEEDS}_seeds": value}
     if isinstance(make_agent(config(), ACTIONS), LatentAgent):  # others cannot be adapted
         yield measure_adaptation(config(), options.updates)
-    with environments(config(envs=1)) as envs:
+    with contextlib.closing(environments(config(envs=1))) as envs:
         yield {"env_steps_per_s_1_process": environment_rate(envs)}
     if options.growth:
         yield from ({"growth": costs} for costs in growth(config, options.updates, heed))
@@ -106,7 +103,7 @@ def measure(config: Config, updates: int) -> Iterator[tuple[str, float | None]]:
             say(f"  {name} {value:,.2f}")
         return name, value
 
-    with environments(config) as envs:
+    with contextlib.closing(environments(config)) as envs:
         yield known("env_steps_per_s", environment_rate(envs))
         learner = Learner(config, envs.action_size)
         fill(learner, config)
@@ -121,7 +118,7 @@ def measure(config: Config, updates: int) -> Iterator[tuple[str, float | None]]:
 def measure_adaptation(config: Config, updates: int) -> dict:
     """A step of calibrated support constraint, and the minutes that the paper's adaptation takes."""
     say("measuring adaptation")
-    with environments(config) as envs:
+    with contextlib.closing(environments(config)) as envs:
         agent = AdaptingAgent(make_agent(config, envs.action_size), preset_adapt("", config.task))
         size = jax.eval_shape(agent.init, jax.random.key(0)).policy.model.encoder.size
         source, pairs = (np.zeros((config.seeds, n, size), np.float16) for n in (config.replay_size, PAIRS))
@@ -134,81 +131,13 @@ def measure_adaptation(config: Config, updates: int) -> dict:
     return {"adapt_step_ms": step, "adapt_run_minutes": ADAPT_STEPS / rate / 60}
 
 
-def growth(config, updates: int, heed: Callable[[], None] = lambda: None) -> Iterator[dict]:
-    """Environment rate, memory and update time against what they grow with, around the preset's values; each time all
-    that is known by then."""
-    base = config()
-    rates, memory = {}, {}
-    for processes in sorted({1, os.cpu_count() // 2, os.cpu_count(), 2 * os.cpu_count()} - {0}):
-        with environments(config(envs=processes)) as envs:
-            rates[processes] = environment_rate(envs)
-        say(f"environments in {processes} processes: {rates[processes]:,.0f} steps/s")
-        heed()
-    yield (known := {"env_steps_per_s": {"processes": rates}})
-    for rows in (base.replay_size // 4, base.replay_size // 2, base.replay_size):
-        learner = Learner(config(replay_size=rows), ACTIONS)
-        held = jax.tree.leaves((learner.replay, learner.state))
-        memory[rows] = sum(x.nbytes for x in held if hasattr(x, "nbytes")) / 1e9
-        del learner, held
-    yield (known := known | {"memory_gb": {"replay_size": memory}})
-    values = {name: [getattr(base, name) * factor // 2 for factor in (1, 2, 4)] for name in GROWING}
-    values["seeds"] = [1, 2, 4]
-    each = lone_update_times({(n, x): config(**{n: x}) for n in values for x in values[n]}, updates, heed)
-    yield known | {"update_ms": {n: {x: each[n, x] for x in values[n]} for n in values}}
-
-
 def peak_memory() -> float | None:
-    """The most that the device has held so far, in GB, where it tells."""
-    stats = jax.devices()[0].memory_stats() or {}
+    """The most that the device has held so far, in GB, where it tells; of a CPU, this process without environments'."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    stats = device.memory_stats() or {}
     return stats["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in stats else None
-
-
-@contextlib.contextmanager
-def environments(config: Config):
-    settings = [config.env("train", seed) for seed in range(config.seeds) for _ in range(config.envs)]
-    envs = Environments(settings, config.processes)
-    try:
-        yield envs
-    finally:
-        envs.close()
-
-
-def lone_update_times(
-    configs: dict[Any, Config], updates: int, heed: Callable[[], None] = lambda: None
-) -> dict[Any, float]:
-    """Of learners without environments, by the names of their settings. They are timed one after the other, but for a
-    GPU, where one may take a minute, compiled side by side: on a CPU no two may learn at once (`parts.py`). Equal
-    settings are measured once."""
-    distinct, times = list(dict.fromkeys(configs.values())), {}
-    say(f"compiling {len(distinct)} updates")
-    pool = ThreadPoolExecutor(os.cpu_count() if on_gpu() else 1)
-    try:
-        learners = [pool.submit(lone_learner, config) for config in distinct]
-        while wait(learners, timeout=0.5).not_done:
-            heed()
-        learners = [learner.result() for learner in learners]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for compilers
-    for config, learner in zip(distinct, learners, strict=True):
-        sizes = f"{config.seeds} x {config.batch} x {config.length} rows, horizon {config.horizon}"
-        heed()
-        times[config] = update_time(learner, updates)
-        say(f"{config.agent}: {sizes}: {times[config]:.2f} ms")
-    return {name: times[config] for name, config in configs.items()}
-
-
-def lone_learner(config: Config) -> Learner:
-    """Compiled, with a few rows to learn from."""
-    if not hasattr(make_agent(config, ACTIONS), "window"):  # a draw by priority goes over the whole ring
-        config = dataclasses.replace(config, replay_size=config.envs * config.length * 2)
-    learner = Learner(config, ACTIONS)
-    fill(learner, config)
-    compile_time(learner)
-    return learner
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def print_bench(result: dict, indent: str = "") -> None:

@@ -62,6 +62,12 @@ class Collector:
         self.returns = [[] for _ in range(c.seeds)]
 
 
+def environments(config: Config) -> Environments:
+    """Those that every seed trains in."""
+    settings = [config.env("train", seed) for seed in range(config.seeds) for _ in range(config.envs)]
+    return Environments(settings, config.processes)
+
+
 def clip_names(config: Config) -> dict[str, list[str]]:
     """Which clips each split uses, where there are splits; decodes them once, before the workers start."""
     return {

@@ -1,5 +1,6 @@
 """How each rate of a machine is taken, of a learner or of environments that are there already."""
 
+import sys
 import time
 from statistics import median
 
@@ -84,3 +85,7 @@ def end_to_end_rate(learner: Learner, envs: Environments, config: Config, repeat
         jax.block_until_ready(learner.state)
         rates.append(repeats * config.envs / (time.perf_counter() - began))
     return median(rates[1:])
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

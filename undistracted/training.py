@@ -15,14 +15,14 @@ import jax
 import numpy as np
 
 from undistracted import checkpoint
-from undistracted.collector import Collector, clip_names
+from undistracted.collector import Collector, clip_names, environments
 from undistracted.config import Config
 from undistracted.evaluation import Evaluation, splits_of, summarise
 from undistracted.interrupt import Request, drive
 from undistracted.learner import Learner, all_finite
 from undistracted.logger import Terminal
 from undistracted.report import Report
-from undistracted.rollout import Diverged, Environments
+from undistracted.rollout import Diverged
 from undistracted.rundir import claimed, open_directory, prepare
 
 # What a checkpoint keeps of the loop.
@@ -43,7 +43,7 @@ class Trainer:
         clips = clip_names(c)
         with contextlib.ExitStack() as opened:  # closed where something fails before all is there
             opened.enter_context(claimed(self.path))
-            envs = Environments([c.env("train", seed) for seed in range(c.seeds) for _ in range(c.envs)], c.processes)
+            envs = environments(c)
             opened.callback(envs.close)
             self.learner = self.make_learner(envs.action_size)
             self.collector = Collector(c, envs, self.learner)
