@@ -139,6 +139,18 @@ def test_a_seed_among_others_learns_what_it_learns_alone(tiny, alone, devices, s
     assert learner._act[True]._cache_size() == learner._block._cache_size() == 1
 
 
+def test_seeds_explore_each_in_its_own_way(tiny):
+    """With the same policy and rows, whose means are the same."""
+    learner = Learner(tiny(seeds=2), ACTION_SIZE, devices=jax.devices()[:1])
+    policy = jax.tree.map(lambda x: x[:1].repeat(2, 0), learner.state.policy)
+    learner.state = learner.state._replace(policy=policy)
+    row, carry = experience([5, 5], 2)[0], learner.initial_carry(2)
+    (one, other), _ = learner.act(carry, row, 3)
+    assert np.abs(one - other).max() > 1e-2
+    (one, other), _ = learner.act(carry, row, 3, policy)
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_seeds_use_as_many_devices_as_divide_them():
     used = {count: len(Seeds(count).devices) for count in (1, 2, 3, 4, 6, 8)}
     assert used == {1: 1, 2: 2, 3: 3, 4: 4, 6: 3, 8: 4}
