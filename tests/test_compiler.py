@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import jax
+import pytest
 
 from undistracted import compiler
 from undistracted.compiler import same_bits, update_options
@@ -28,3 +29,9 @@ def test_sync_asks_a_gpu_for_the_same_bits():
         assert options(gpu, sync=True) == compiler.SAME_BITS, "which this compiler knows"
         assert options(gpu, sync=False) is None
     assert same_bits(cpu, sync=True) is None
+
+
+def test_a_compiler_that_cannot_keep_the_same_bits_says_so(monkeypatch):
+    monkeypatch.setattr(compiler, "SAME_BITS", {"xla_gpu_of_another_version": True})
+    with pytest.warns(UserWarning, match="--sync may not"):
+        assert same_bits([SimpleNamespace(platform="gpu")], sync=True) is None

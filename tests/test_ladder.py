@@ -41,7 +41,8 @@ SOFT = Reading(
     ),
 )
 AGENTS |= dict.fromkeys(("deepmdp", "dbc"), SOFT)
-# Only the first reward of a window can be told: cues are drawn anew. So the others weigh little.
+# Cues are drawn anew: only the first reward of a window can be told, and no next latent. So the others weigh little, or
+# all latents become alike: as they did, for one stream of random numbers in ten, at the ladder's rate and channels.
 HORIZON, RHO = 2, 0.2
 AGENTS["tdmpc"] = Reading(
     lambda metrics: metrics["plan_value"],
@@ -50,8 +51,19 @@ AGENTS["tdmpc"] = Reading(
         updates_per_step=0.5,
         hidden=32,
         horizon=HORIZON,
+        model_lr=1e-3,
+        channels=(8, 16),
         tdmpc=settings.TDMPC(
-            latent=8, samples=16, proposals=4, elites=4, rounds=3, schedule=400, rho=RHO, tau=0.05, plan_every=10
+            latent=8,
+            samples=16,
+            proposals=4,
+            elites=4,
+            rounds=3,
+            schedule=400,
+            rho=RHO,
+            consistency=0.2,
+            tau=0.05,
+            plan_every=10,
         ),
     ),
 )

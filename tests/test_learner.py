@@ -128,10 +128,10 @@ def test_a_seed_among_others_learns_what_it_learns_alone(tiny, alone, devices, s
         assert metrics[0][name] != pytest.approx(metrics[1][name], rel=1e-3)
     second = jax.tree.map(lambda x: x[1:2], learner.state.policy)
     assert_close(second, alone[0].state.policy, rtol=1e-4, atol=1e-5)
-    for own, single in [(getattr(x, name) for x in (learner, alone[0])) for name in ("act_keys", "update_keys")]:
-        keys = np.asarray(jax.random.key_data(own))
-        assert len(np.unique(keys, axis=0)) == 4
-        np.testing.assert_array_equal(keys[1:2], jax.random.key_data(single))
+    names = "act_keys", "update_keys", "sample_keys"
+    own, single = (np.stack([jax.random.key_data(getattr(x, name)) for name in names]) for x in (learner, alone[0]))
+    assert len(np.unique(own.reshape(12, -1), axis=0)) == 12
+    np.testing.assert_array_equal(own[:, 1:2], single)
     row = experience([5] * 4, 2)[0]
     actions, _ = learner.act(learner.initial_carry(2), row, 3)
     action, _ = alone[0].act(alone[0].initial_carry(2), jax.tree.map(lambda x: x[1:2], row), 3)
@@ -223,9 +223,9 @@ def test_reward_is_learnt_from_the_picture(config):
 
 
 def test_bfloat16_and_float32_losses_agree(tiny, alone):
-    """After three updates from the same parameters and rows: to two thousandths, or half of one, where bfloat16 rounds
-    each number to four."""
+    """After three updates from the same parameters and rows: within 0.5 %, or 0.001, where bfloat16 rounds each number
+    to 0.4 %."""
     _, metrics = trained(tiny(seed=1, precision="bfloat16"))
     for name in ("reward_loss", "kl", "critic_loss", "actor_loss", "imagined_return", "value"):
-        assert metrics[0][name] == pytest.approx(alone[1][0][name], rel=2e-3, abs=5e-4), name
+        assert metrics[0][name] == pytest.approx(alone[1][0][name], rel=5e-3, abs=1e-3), name
     assert metrics[0]["kl"] != pytest.approx(alone[1][0]["kl"], rel=1e-5), "products are rounded"

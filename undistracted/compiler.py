@@ -1,5 +1,7 @@
 """What XLA is told of an update, by the devices it is compiled for."""
 
+import warnings
+
 import jax
 
 # Vectors as wide as the CPU has them: on one without such, the option says nothing.
@@ -14,7 +16,12 @@ SAME_BITS = {"xla_gpu_deterministic_ops": True}
 
 def same_bits(devices, sync: bool) -> dict | None:
     """Of all that computes, where the same seed is to give the same bits; a CPU gives them in any case."""
-    return known(SAME_BITS) if sync and devices[0].platform != "cpu" else None
+    if not sync or devices[0].platform == "cpu":
+        return None
+    options = known(SAME_BITS)
+    if options is None:
+        warnings.warn("this JAX cannot keep a GPU to the same bits: --sync may not give them", stacklevel=2)
+    return options
 
 
 def update_options(devices, sync: bool = False) -> dict | None:

@@ -32,7 +32,8 @@ class Config:
     seed: int = 0
     """Seed of parameters, environments, videos and sampling."""
     seeds: int = 1
-    """Train this many seeds at once (seed, seed + 1, ...), each with environments and replay of its own."""
+    """Train this many seeds at once (seed, seed + 1, ...), each with environments and replay of its own. They go in
+    lockstep, by the mean of their steps, which differ where episodes end early."""
     videos: str | None = None
     """Folder of background videos (with train/ and test/, or split 80/20); built-in moving pictures without it."""
     run: str | None = None
@@ -64,8 +65,8 @@ class Config:
     warm_up_updates: int = 0
     """Gradient steps at once when learning begins."""
     sync: bool = False
-    """Learn after the environments have stepped, from their newest rows too, instead of meanwhile; on a GPU
-    without operations that add up in another order each time."""
+    """Learn before the next action instead of while the environments take it; on a GPU without operations that add up
+    in another order each time."""
     batch: int = 50
     """Sequences per update."""
     length: int = 50
@@ -103,7 +104,7 @@ class Config:
     merge_gates: bool | None = None
     """Imagine with the GRU's two products as one; without it, on a GPU."""
     kernels: bool = True
-    """Filter and imagine by CUDA kernels of our own, in bfloat16, where they run: on Hopper GPUs (H100, H200)."""
+    """Filter and imagine by CUDA kernels of our own, in bfloat16, where they run: on Hopper GPUs (tried on an H200)."""
     unroll: int = 25
     """Steps of the recurrent loops that are compiled into one."""
 

@@ -41,9 +41,9 @@ class Learner:
         seeds = jnp.arange(config.seed, config.seed + config.seeds)
         keys = [
             jax.vmap(lambda s, stream=stream: jax.random.fold_in(jax.random.key(s), stream))(seeds)
-            for stream in range(3)
+            for stream in range(4)
         ]
-        init_key, self.act_keys, self.update_keys = self.seeds.put(keys)
+        init_key, self.act_keys, self.update_keys, sample_keys = self.seeds.put(keys)
         # One seed after the other: mapped over seeds, agents with orthogonal weights hung here on two CPU cores.
         init = partial(jax.lax.map, self.agent.init)
         self.state = jax.jit(init, out_shardings=self.seeds.sharding)(init_key)
@@ -53,7 +53,7 @@ class Learner:
         self.home = replay_home(jax.eval_shape(new_ring), self.seeds)
         new_rings = jax.vmap(lambda _: new_ring(), axis_size=config.seeds)
         self.replay = jax.jit(new_rings, out_shardings=self.home.sharding)(None)
-        self.sample_keys = self.home.put(self.update_keys)
+        self.sample_keys = self.home.put(sample_keys)
         # One call of the device a pass of all environments; on a CPU, where XLA's loops are slow, one a gradient step.
         self.on_device = self.home is self.seeds
         blocks = jax.default_backend() != "cpu" and self.on_device
@@ -69,8 +69,7 @@ class Learner:
             return agent.act(policy, carry, obs, first, jax.random.fold_in(key, count) if explore else None)
 
         def sample_one(replay, key, count):
-            key = jax.random.fold_in(jax.random.fold_in(key, count), 1)
-            return agent.sample(replay, key)
+            return agent.sample(replay, jax.random.fold_in(key, count))
 
         def update_one(state, batch, key, count, data):
             state, metrics, *error = update_agent(state, batch, jax.random.fold_in(key, count), *data)
@@ -91,12 +90,12 @@ class Learner:
             state, metrics, error = update_each(state, batch, keys, count, data)
             return state, jax.tree.map(jnp.add, totals, metrics), error
 
-        def block(state, totals, priority, replay, keys, count, data):
+        def block(state, totals, priority, replay, sample_keys, keys, count, data):
             """Only what changes is carried from update to update: the ring's rows are not."""
 
             def body(i, carry):
                 state, totals, priority = carry
-                batch = sample(replay._replace(priority=priority), keys, count + i)
+                batch = sample(replay._replace(priority=priority), sample_keys, count + i)
                 state, totals, error = update(state, totals, batch, keys, count + i, data)
                 return state, totals, rate(priority, batch, error)
 
@@ -115,7 +114,7 @@ class Learner:
         axes = (0, 0, BATCH, 0, None, 0)
         options = dict(compiler_options=update_options(seeds.devices, self.config.sync))
         self._update = jax.jit(seeds.spread(update, axes), donate_argnums=(0, 1), **options)
-        self._block = jax.jit(seeds.spread(block, (0, 0, 0, 0, 0, None, 0)), donate_argnums=(0, 1, 2), **options)
+        self._block = jax.jit(seeds.spread(block, (0, 0, 0, 0, 0, 0, None, 0)), donate_argnums=(0, 1, 2), **options)
 
         def zeros():
             batch = jax.eval_shape(home.spread(sample, (0, 0, None)), self.replay, self.sample_keys, 0)
@@ -157,7 +156,8 @@ class Learner:
 
     def _step_block(self, state, totals, count: int):
         rows = self.replay._replace(priority=None)
-        return self._block(state, totals, self.replay.priority, rows, self.update_keys, count, self.data)
+        keys = self.sample_keys, self.update_keys
+        return self._block(state, totals, self.replay.priority, rows, *keys, count, self.data)
 
     def _step_apart(self, state, totals, count: int):
         """One gradient step with a batch that comes from where the replay is."""

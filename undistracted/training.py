@@ -1,9 +1,10 @@
 """The training loop: collect, learn, evaluate, log, checkpoint.
 
 One pass of the loop is one step of every environment, those of an evaluation under way included. The device is given
-the policy's steps and then the updates that are owed, and while it works on them the host steps the environments. So
-the policy that acts is the newest there is, and the updates sample what was there before the pass. With --sync they
-wait for its rows: strict alternation, slower. Nothing depends on timing either way: the same seed gives the same run.
+the policy's steps and then the updates that are owed for the rows of the pass before, and while it works on them the
+host steps the environments. So the policy that acts lacks these updates. With --sync it waits for them: strict
+alternation, slower. Each update draws from the same rows either way, and nothing depends on timing: the same seed
+gives the same run. Seeds go in lockstep, by the mean of their steps.
 """
 
 import contextlib

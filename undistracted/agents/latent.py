@@ -60,13 +60,13 @@ class LatentAgent:
         }
 
     def init(self, key) -> State:
-        c, k = self.config, jax.random.split(key, 3)
+        c, k = self.config, jax.random.split(key, 4)
         features, width = c.belief + c.state, c.width or c.hidden
         model = self.world_model(c, self.action_size, k[0])
         stds = dict(std=c.actor_std, min_std=c.actor_min_std)
         actor = Actor(features, self.action_size, hidden=width, key=k[1], dtype=c.precision, **stds)
         critic = Scalar(features, width, 3, k[2], c.precision)
-        model, actor, critic = INITIAL[c.initial]((model, actor, critic), jax.random.fold_in(key, 1))
+        model, actor, critic = INITIAL[c.initial]((model, actor, critic), k[3])
         modules = {"model": model, "actor": actor, "critic": critic}
         moments = {name: optimiser.init(modules[name]) for name, optimiser in self.optimisers.items()}
         return State(Policy(model, actor), critic, moments)
@@ -91,9 +91,10 @@ class LatentAgent:
         return action, Carry(latent, action)
 
     def sample(self, replay: Replay, key) -> Batch:
-        batch = sequences(replay, key, self.config.length, self.config.batch)
+        place_key, shift_key = jax.random.split(key)
+        batch = sequences(replay, place_key, self.config.length, self.config.batch)
         if self.config.shift:
-            batch = batch._replace(obs=random_shift(jax.random.fold_in(key, 1), batch.obs, self.config.shift))
+            batch = batch._replace(obs=random_shift(shift_key, batch.obs, self.config.shift))
         return batch
 
     def update(self, state: State, batch: Batch, key) -> tuple[State, dict]:

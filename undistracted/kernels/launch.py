@@ -17,7 +17,7 @@ from undistracted.files import cache_folder, write_whole
 
 ARCHITECTURE, PTX_VERSION = "compute_90", "8.0"  # what the kernels use came with these
 OPTIONS = f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", "--device-as-default-execution-space", "--use_fast_math"
-SHARED_MEMORY, PROCESSORS = 232_448, 132  # bytes that a block can have, and where blocks run, of an H100 or H200
+SHARED_MEMORY, PROCESSORS = 232_448, 132  # bytes that a block can have, and where blocks run, of an H200
 
 
 def text(*names: str) -> str:
