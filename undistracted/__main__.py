@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from undistracted import __version__
-from undistracted.errors import UserError, did_you_mean, told
+from undistracted.errors import UserError, did_you_mean, no_number, told
 
 # What a resumed run may be told anew; what it is of has a check of its own.
 MAY_CHANGE = "steps", "run", "resume", "preset", "task", "agent", "seed"
@@ -159,7 +159,7 @@ def parse(settings, args: list[str], verb: str, default=None):
         lines = [line.strip("│╭╮╰╯|+ ") for line in errors.getvalue().splitlines()[1:]]
         parts = itertools.groupby(lines, key=lambda line: bool(line) and set(line) <= {"─", "-"})  # by the box's rules
         message = next(" ".join(part) for is_rule, part in parts if not is_rule)
-        raise UserError(f"{message} (see undistracted {verb} --help)") from None
+        raise UserError(f"{no_number(message)} (see undistracted {verb} --help)") from None
 
 
 def value_of(args: list[str], flag: str) -> str | None:

@@ -3,6 +3,7 @@
 import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 
@@ -37,3 +38,11 @@ def did_you_mean(name: str, names) -> str:
     """`; did you mean 'x'?`, or nothing when no name is close."""
     nearest = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def no_number(message: str) -> str:
+    """What Python says of a value that is no number, in plainer words; other messages as they are."""
+    kinds = {r"invalid literal for int\(\) with base 10": "whole number", "could not convert string to float": "number"}
+    for words, kind in kinds.items():
+        message = re.sub(rf"Error parsing (--\S+): .*{words}: (.*)", rf"\1 takes a {kind}, not \2", message)
+    return message
