@@ -4,7 +4,8 @@
     python scripts/compile_for_gpu.py dmc/walker-walk --agent dreamer --preset original [--seeds 4]
 
 A program that the GPU's compiler does not take fails here with the same message. Kernels are not timed against each
-other, as they would be on the device, so the result is no measure of speed. It knows nothing of actions but a walker's.
+other, as they would be on the device, so the result is no measure of speed. It knows nothing of actions but a walker's,
+nor of what --sync asks of the compiler, which finds deterministic products on the device alone.
 """
 
 import os
