@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from undistracted.agents import make_agent
+from undistracted.agents import latent, make_agent
 from undistracted.augment import random_shift
 from undistracted.data import Batch
 from undistracted.replay import add, empty
@@ -47,3 +47,13 @@ def test_world_models_learn_from_moved_pictures_of_the_same_rows(tiny, key):
         np.testing.assert_array_equal(getattr(still, name), getattr(moved, name))
     shifts = shifts_of(still.obs.reshape(24, 64, 64, 3), moved.obs.reshape(24, 64, 64, 3), 3)
     assert len(set(shifts)) > 12, "each picture of a sequence by itself"
+
+
+def test_a_pictures_shift_does_not_tell_its_place(tiny, key, monkeypatch):
+    """Places are drawn from the splits of a key, and a key's second split is `fold_in(key, 1)`."""
+    keys = {}
+    monkeypatch.setattr(latent, "sequences", lambda _, key, *__: keys.update(place=key) or Batch.zeros((2,), 2))
+    monkeypatch.setattr(latent, "random_shift", lambda key, *_: keys.update(shift=key))
+    make_agent(tiny(shift=3), 2).sample(None, key)
+    drawn = jnp.stack([x for own in keys.values() for x in (own, *jax.random.split(own))])
+    assert len(np.unique(jax.random.key_data(drawn), axis=0)) == 6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy import COUNTING, STEADY, Broken, Noted, Steady, episodes_of, follow
 
-from undistracted import workers
+from undistracted import collector, workers
 from undistracted.errors import UserError
 from undistracted.learner import Learner
 from undistracted.presets import preset_config
@@ -87,6 +87,13 @@ def test_episodes(tmp_path, processes):
             assert [e[1:] for e in own] == [e[1:] for e in expected]
             np.testing.assert_allclose([e[0] for e in own], [e[0] for e in expected])
     assert all(note.exists() for note in notes), "every environment is closed"
+
+
+def test_each_seeds_environments_have_its_number(monkeypatch):
+    """It decides the order of the clips where these are one loop, as in the released code."""
+    monkeypatch.setattr(collector, "Environments", lambda settings, processes: settings)
+    settings = collector.environments(preset_config(STEADY, "debug", seed=5, seeds=2, envs=3))
+    assert [(one["seed"], one["split"]) for one in settings] == [(5, "train")] * 3 + [(6, "train")] * 3
 
 
 def test_steps_are_a_seeds_share(tmp_path):
